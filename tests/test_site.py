@@ -63,7 +63,7 @@ def test_a_page_without_a_head_is_none_of_a_method() -> None:
 def test_cards_have_the_first_sentence_of_the_class() -> None:
     text = gallery.cards(gallery.methods())
     assert text.count(":::{grid-item-card}") == len(methods.__all__)
-    assert "FedAvg whose clients pay for drifting away from the model $w^t$ that the server sent" in text
+    assert "FedAvg with a proximal term that keeps local models near the server's $w^t$" in text
 
 
 def test_what_public_code_does_differently_is_that_of_the_methods_pages_and_of_what_was_measured() -> None:

@@ -1,6 +1,6 @@
-"""What a method is: all that the file of a method imports, in one line.
+"""Everything that the file of a method imports.
 
-A name is imported when it is first used, so that parts of this package can be used without the others: phases know no federation.
+Names are imported on first use, so that parts of this package load without the others.
 """
 
 from importlib import import_module
@@ -72,7 +72,7 @@ _HOMES = {
     "errors": ("FederationError",),
     "tensors": ("State", "check_fits", "pack_bits", "unpack_bits", "widened"),
 }
-"""Where each name is at home."""
+"""The module that defines each name."""
 
 __all__ = [
     "OUTPUTS",

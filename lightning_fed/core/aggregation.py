@@ -1,4 +1,4 @@
-"""How the server merges payloads: pure functions on state dicts."""
+"""How the server averages updates, and what it checks of them."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -12,11 +12,11 @@ from lightning_fed.tensors import State, check_dtypes, check_finite, check_fits
 
 
 class WeightedMean:
-    """A weighted mean that streams: it holds one sum, not the states.
+    """A streaming weighted mean, which holds one sum instead of all states.
 
     Floating-point tensors are summed in float64 and divided once at the end. With integer weights (numbers of examples) each
-    product is exact, so the mean of equal states is that state, bit for bit. Integer and boolean tensors (``num_batches_tracked``)
-    take the maximum: a mean of counters would turn them into floats.
+    product is exact, so that the mean of equal states is that state, bit for bit. Integer and boolean tensors
+    (``num_batches_tracked``) take the maximum: averaging counters would turn them into floats.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class WeightedMean:
         self._weight = 0.0
 
     def add(self, state: State, weight: float) -> None:
-        """Add one state. Raises :class:`FederationError` for a weight that is not positive."""
+        """Add a state. Raises :class:`FederationError` if the weight is not positive."""
         if not weight > 0:
             raise FederationError(f"An average needs positive weights, got {weight}.")
         if not self._like:
@@ -34,13 +34,13 @@ class WeightedMean:
             if not tensor.is_floating_point():
                 self._sum[name] = torch.maximum(self._sum[name], tensor) if name in self._sum else tensor.clone()
             elif name in self._sum:
-                self._sum[name].add_(tensor, alpha=weight)  # in float64: the wider of the two
+                self._sum[name].add_(tensor, alpha=weight)  # computed in float64, the wider of the two
             else:
                 self._sum[name] = tensor.to(torch.float64, copy=True).mul_(weight)
         self._weight += weight
 
     def result(self) -> State:
-        """The mean of what was added, each tensor in its own dtype; empty if nothing was added."""
+        """The mean of the added states, each tensor in its own dtype; empty if nothing was added."""
         return {
             name: (total / self._weight).to(self._like[name].dtype) if total.is_floating_point() else total
             for name, total in self._sum.items()
@@ -48,12 +48,12 @@ class WeightedMean:
 
 
 class EntryMean:
-    """A weighted mean of states that cover only a part of a larger one: each entry is averaged over those that cover it.
+    """A weighted mean of states that cover parts of a larger state: each entry is averaged over the states that cover it.
 
-    A part covers the leading indices of every dimension. Entries that nobody covers keep their value. Sums are in float64.
+    A part covers the leading indices of every dimension. Entries that no part covers keep their value. Sums are in float64.
 
     Args:
-        whole: the larger state, all floating point.
+        whole: the larger state; all tensors are floating point.
     """
 
     def __init__(self, whole: State) -> None:
@@ -65,10 +65,10 @@ class EntryMean:
         """Add a part.
 
         Args:
-            part: tensors of at most the size of the whole's, with the same names or some of them.
-            weight: of all its entries, positive.
-            rows: for some tensors, which rows (indices of the first dimension) are covered, as booleans, or how much each
-                counts; all the same by default.
+            part: tensors that are at most as large as those of the whole, for some or all of its names.
+            weight: weight of all its entries, positive.
+            rows: for some tensors, which rows (indices of the first dimension) are covered, as booleans, or the weights of the
+                rows; by default all rows count equally.
         """
         for name, tensor in part.items():
             region = tuple(slice(size) for size in tensor.shape)
@@ -79,13 +79,13 @@ class EntryMean:
             self._weight[name][region] += covered
 
     def scale(self, factor: float) -> None:
-        """Multiply all weights so far, as if each had been added with ``factor`` times its own."""
+        """Multiply all weights so far by ``factor``."""
         for sums in (self._sum, self._weight):
             for tensor in sums.values():
                 tensor.mul_(factor)
 
     def result(self) -> State:
-        """The mean, each tensor in the dtype that it has in the whole."""
+        """The mean, each tensor in its dtype in the whole."""
         return {
             name: torch.where(self._weight[name] > 0, total / self._weight[name], self._whole[name]).to(self._whole[name].dtype)
             for name, total in self._sum.items()
@@ -101,29 +101,30 @@ def weighted_mean(states: Iterable[State], weights: Iterable[float]) -> State:
 
 
 def noted(updates: Iterable[ClientUpdate], note: Callable[[ClientUpdate], object]) -> Iterator[ClientUpdate]:
-    """Updates, one at a time, of each of which something is noted when it arrives."""
+    """Yields updates one at a time and calls ``note`` with each as it arrives."""
     for update in updates:
         note(update)
         yield update
 
 
 def check_update(update: ClientUpdate, expected: State) -> None:
-    """Check that a payload has exactly the expected names, shapes and dtypes, in ordinary tensors, and only finite values, and that
-    the rest of the update has its form (:func:`check_form`). The run does this once, before a server sees the update (see
-    :meth:`.Server.check`): with another dtype a mean would lose precision, or become a maximum, without a word.
+    """Check that an update has the expected names, shapes and dtypes, ordinary tensors, finite values and a valid form.
+
+    See :func:`check_form` for the form. The run calls this once, before a server gets the update (see :meth:`.Server.check`): with
+    another dtype a mean would silently lose precision or become a maximum.
 
     Raises:
-        FederationError: naming the client and the tensor.
+        FederationError: if a check fails; names the client and the tensor.
     """
     check_form(update)
     check_payload(update, expected)
 
 
 def check_payload(update: ClientUpdate, expected: State) -> None:
-    """The same of an update whose form has been checked.
+    """Check the tensors of an update whose form has been checked; see :func:`check_update`.
 
     Raises:
-        FederationError: naming the client and the tensor.
+        FederationError: if a check fails; names the client and the tensor.
     """
     what = f"The update of client {update.client}"
     check_fits(update.state, expected, what)
@@ -132,12 +133,11 @@ def check_payload(update: ClientUpdate, expected: State) -> None:
 
 
 def check_form(update: ClientUpdate, *needed: str) -> None:
-    """Check what can be said of an update without knowing what it should hold: names, tensors that one can compute with, a number
-    of examples, metrics that are numbers under names that tables can have. Who looks at an update to say what is expected of it can
-    rely on that.
+    """Check what does not depend on the expected tensors: names, usable tensors, the number of examples, and the names and values
+    of metrics. Code that derives the expected tensors from an update can rely on this.
 
     Raises:
-        FederationError: naming the client and the tensor or metric.
+        FederationError: if a check fails; names the client and the tensor or metric.
     """
     what = f"The update of client {update.client}"
     for part, kind in ((update.state, "payload"), (update.metrics, "metrics")):
@@ -165,20 +165,20 @@ def check_form(update: ClientUpdate, *needed: str) -> None:
 
 
 COUNTED = frozenset({"flops", "steps", "batches", "fine_tune/flops"})
-"""Metrics of a turn that are sums: of none of them there can be less than nothing."""
+"""Metrics of a turn that are sums and cannot be negative."""
 
 MEASURED = ("val/", "test/", *(f"{stage}/" for stage in STAGES))
-"""What the names of metrics begin with of which there may be no number: NaN of too few examples, infinity of a perplexity."""
+"""Prefixes of metrics that may be NaN (of too few examples) or infinite (a perplexity)."""
 
 
 MOST_METRICS = 1000
-"""How many metrics a turn may report; most are the ranks of the adapters of each layer."""
+"""Maximum number of metrics of a turn; most are the ranks of each layer's adapters."""
 
 LONGEST_NAME = 200
-"""Characters that the name of a metric may have."""
+"""Maximum number of characters of a metric's name."""
 
 LARGEST = torch.finfo(torch.float32).max
-"""What a metric may be at most: of such numbers sums and means over all clients and rounds are finite."""
+"""Maximum absolute value of a metric, so that sums and means over all clients and rounds stay finite."""
 
 
 def _is_number(value: object) -> bool:
@@ -186,12 +186,12 @@ def _is_number(value: object) -> bool:
 
 
 def is_count(value: object) -> bool:
-    """Whether a value is a number from 0 that floats have exactly."""
+    """Whether a value is a non-negative integer that a float represents exactly."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
 def _oddity(tensor: object) -> str | None:
-    """Why a server could not compute with a tensor; None if it can."""
+    """Why a server cannot compute with a tensor; None if it can."""
     if not isinstance(tensor, Tensor):
         return f"{type(tensor).__name__}"
     if type(tensor) not in (Tensor, nn.Parameter):
@@ -210,8 +210,8 @@ def _oddity(tensor: object) -> str | None:
 
 
 def _memory_oddity(tensor: Tensor) -> str | None:
-    """The same of where its values lie: each needs a place of its own, in memory that is there."""
-    end = 1  # behind the places of the dimensions so far, from the smallest stride on
+    """Why a tensor's memory layout is invalid: each value needs its own place in memory that exists. None if it is valid."""
+    end = 1  # past the dimensions so far, from the smallest stride on
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
             if stride < end:

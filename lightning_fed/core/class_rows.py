@@ -1,7 +1,7 @@
-"""A row for each of some classes, the mean of a client's examples of the class: how it travels.
+"""One row per class, the mean over a client's examples of that class: how such tables are sent.
 
-Names begin with what the rows are of. ``rows`` ``(n, D)`` has one for each class that has any; ``labels`` says which these are, a
-bit for each of C classes; ``counts`` ``(n,)``, which may be left out, of how many examples each is the mean.
+Names start with a prefix for what the rows hold. ``rows`` ``(n, D)`` has a row for each class that is present; ``labels`` marks
+these classes with a bit for each of C classes; the optional ``counts`` ``(n,)`` are the numbers of examples that were averaged.
 """
 
 import torch
@@ -13,20 +13,20 @@ from lightning_fed.tensors import State, pack_bits, unpack_bits
 
 
 def pack_rows(prefix: str, table: Tensor, present: Tensor, counts: Tensor | None = None) -> State:
-    """What travels.
+    """Pack the rows of the present classes into a state to send.
 
     Args:
-        prefix: what the names begin with.
+        prefix: prefix of the names.
         table: a row for each class, ``(C, D)``.
-        present: which of them travel, ``(C,)`` booleans.
-        counts: of how many examples each is the mean, ``(C,)``; None: that does not travel.
+        present: which classes to send, ``(C,)`` booleans.
+        counts: number of examples that each row averages, ``(C,)``. None: counts are not sent.
     """
     packed = {f"{prefix}rows": table[present], f"{prefix}labels": pack_bits(present)}
     return packed if counts is None else packed | {f"{prefix}counts": counts[present].int()}
 
 
 def present_classes(prefix: str, state: State, num_classes: int) -> Tensor:
-    """Which classes have a row, ``(C,)`` booleans; none if that is not said as it should be."""
+    """Which classes have a row, ``(C,)`` booleans; none if the state does not say so in the expected form."""
     packed = state.get(f"{prefix}labels", torch.empty(0))
     if packed.dtype != torch.uint8 or packed.shape != (-(-num_classes // 8),):
         return torch.zeros(num_classes, dtype=torch.bool)
@@ -34,20 +34,20 @@ def present_classes(prefix: str, state: State, num_classes: int) -> Tensor:
 
 
 def expected_rows(prefix: str, state: State, like: Tensor, counted: bool = False) -> State:
-    """Tensors with the names, shapes and dtypes that a state should have, by the classes that it says it has.
+    """Tensors with the names, shapes and dtypes that a state should have, given the classes that it claims to have.
 
     Args:
-        prefix: what the names begin with.
-        state: what came.
-        like: a table of all classes, ``(C, D)``, in the dtype that travels.
-        counted: whether counts travel.
+        prefix: prefix of the names.
+        state: the received state.
+        like: a table of all classes, ``(C, D)``, in the dtype that is sent.
+        counted: whether counts are sent.
     """
     counts = torch.zeros(len(like)) if counted else None
     return pack_rows(prefix, like.cpu(), present_classes(prefix, state, len(like)), counts)
 
 
 def check_counts(prefix: str, update: ClientUpdate) -> None:
-    """Raises :class:`FederationError` for a row that is the mean of no example."""
+    """Raises :class:`FederationError` if a row claims to be the mean of no examples."""
     counts = update.state.get(f"{prefix}counts")
     if counts is not None and (counts < 1).any():
         raise FederationError(
@@ -57,8 +57,8 @@ def check_counts(prefix: str, update: ClientUpdate) -> None:
 
 
 def unpack_rows(prefix: str, state: State, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The table of all classes ``(C, D)``, zero where there is no row, as ``like`` is; and the counts ``(C,)``: 0 where there is no
-    row, 1 where there is one and no counts travel.
+    """The table of all classes ``(C, D)`` in the form of ``like``, zero where a row is missing, and the counts ``(C,)``: 0 where a
+    row is missing, 1 for present rows if no counts were sent.
     """
     present = present_classes(prefix, state, len(like)).to(like.device)
     table, counts = torch.zeros_like(like), torch.zeros(len(like), dtype=torch.int32, device=like.device)

@@ -1,4 +1,4 @@
-"""Modules of clients: each has networks of its own, and its frozen tensors in common with everybody of its architecture."""
+"""Modules of clients: each has its own networks and shares its frozen tensors with all clients of its architecture."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,14 +19,14 @@ M = TypeVar("M", bound=Any)
 
 
 class ClientModules(Generic[M]):
-    """Makes them, for one method.
+    """Makes the client modules of a method.
 
-    What a client has of its own is drawn on a random stream of its own. What is frozen, and neither travels nor stays, is no
-    client's: it is drawn on the stream from which the federation's own module is drawn.
+    The client's own tensors are drawn on the client's random stream. Frozen tensors that are neither shared nor private belong to
+    no client: they are drawn on the stream of the federation's own module.
 
     Args:
-        method: whose modules they are. If its networks exist, their frozen tensors are everybody's of its architecture.
-        seed: the run's.
+        method: the method. If its networks are built, all clients of its architecture share their frozen tensors.
+        seed: the run's seed.
     """
 
     def __init__(self, method: M, seed: int) -> None:
@@ -38,16 +38,16 @@ class ClientModules(Generic[M]):
                 self._template.configure_model()
 
     def of(self, client: ClientInfo) -> M:
-        """A new module with what the client draws for itself."""
+        """A new module, drawn on the client's random stream."""
         return self._with_frozen(client, client.id)
 
     def of_architecture(self, client: ClientInfo | None) -> M:
-        """A new module of the client's architecture, or the method's own, in which nothing is a client's yet."""
+        """A new module of the client's architecture (None: the method's own) without anything client-specific."""
         return self._with_frozen(client)
 
     def _with_frozen(self, client: ClientInfo | None, *own: int) -> M:
         module, architecture = self._drawn(client, *own), self._template.architecture(client)
-        known = self._template.frozen_by_architecture  # in memory once, whoever makes modules of this template
+        known = self._template.frozen_by_architecture  # once in memory for all modules of this template
         if frozen_parameters(module):
             if architecture == self._template.architecture(self._template.client):
                 frozen = frozen_parameters(self._template)
@@ -63,16 +63,16 @@ class ClientModules(Generic[M]):
         module.client = client
         with seeded(self.seed, INITIAL, *own):
             module.configure_model()
-        if self._template.dtype != torch.float32:  # what a Trainer of another precision has made of the template
+        if self._template.dtype != torch.float32:  # a Trainer with another precision has converted the template
             module.to(self._template.dtype)
         return module
 
 
 def unbuilt_copy(module: M) -> M:
-    """A module as it was before its networks were built, to be built again elsewhere. What ``__init__`` was given stays."""
+    """A module as it was before its networks were built. Arguments of ``__init__`` stay."""
     copied = copy.copy(module)
     for name, value in vars(module).items():
-        if isinstance(value, dict | set):  # where nn.Module keeps parameters, buffers and children
+        if isinstance(value, dict | set):  # nn.Module keeps parameters, buffers and children in these
             vars(copied)[name] = copy.copy(value)
     if module.is_built:
         given = module.given_attributes
@@ -88,16 +88,16 @@ def unbuilt_copy(module: M) -> M:
 
 
 def frozen_parameters(module: Any) -> dict[str, nn.Parameter]:
-    """The parameters that nobody learns, sends or keeps, by their names in the state dict: they are no client's."""
+    """Parameters that are neither trained nor shared nor private, by their names in the state dict; they belong to no client."""
     common = module.frozen_names - module.shared_names() - module.private_names()
     return {name: p for name, p in module.named_parameters(remove_duplicate=False) if name in common}
 
 
 def take_frozen(module: Any, frozen: Mapping[str, nn.Parameter]) -> None:
-    """Let a module have these parameters themselves, and not copies of them, as its :func:`frozen_parameters`.
+    """Replace a module's :func:`frozen_parameters` by the given parameter objects, without copies.
 
     Raises:
-        FederationError: if other parameters are frozen here, or their shapes differ.
+        FederationError: if the module has other frozen parameters, or their shapes differ.
     """
     own = frozen_parameters(module)
     check_fits(dict(own), dict(frozen), f"What is frozen in {type(module).__name__}, which depends on the architecture alone,")
@@ -105,13 +105,11 @@ def take_frozen(module: Any, frozen: Mapping[str, nn.Parameter]) -> None:
     for layer in module.modules():
         for name, parameter in list(layer._parameters.items()):
             if parameter is not None and id(parameter) in taken:
-                setattr(layer, name, taken[id(parameter)])  # which recurrent layers notice
+                setattr(layer, name, taken[id(parameter)])  # recurrent layers notice setattr
     for name, parameter in own.items():
-        parameter.data = frozen[name].data  # for whoever refers to it without having registered it
+        parameter.data = frozen[name].data  # for code that holds the parameter without having registered it
 
 
 def one_per_architecture(module: M, clients: Sequence[ClientInfo]) -> Iterator[tuple[ClientInfo, M]]:
-    """The first client of each further architecture with a module of its own: what has to fit this one's can be looked at before
-    the first round.
-    """
+    """The first client of each further architecture, with its module, so that networks can be compared before the first round."""
     return ((client, module.for_client(client)) for client in clients[1 : len(module.networks.factories)])

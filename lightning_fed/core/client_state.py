@@ -1,4 +1,4 @@
-"""What a server keeps for each client, and arithmetic on all of it, a block at a time."""
+"""What a server keeps for each client, and block-wise arithmetic on it."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -9,31 +9,31 @@ from torch import Tensor
 from lightning_fed.tensors import State, unpack_bits
 
 BLOCK = 2**23
-"""Numbers that are in memory at once, of each kind: 64 MiB in float64. What is computed depends on it in its last bits."""
+"""Maximum number of values in memory at once: 64 MiB in float64. Results depend on it in their last bits."""
 
 
 class ClientStates(Protocol):
-    """A state per client that has one, of which as much is in memory as there is room for: the run's
+    """A state for each client that has one, kept in memory as far as there is room: the run's
     :class:`~lightning_fed.storage.client_store.ClientStore`.
     """
 
     def __contains__(self, client: int) -> bool: ...
 
     def __iter__(self) -> Iterator[int]:
-        """Who has a state, in order."""
+        """Ids of the clients that have a state, in order."""
 
     def get(self, client: int) -> State:
-        """The state of a client; :class:`KeyError` if it has none."""
+        """The state of a client. Raises :class:`KeyError` if it has none."""
 
     def part(self, client: int, name: str, start: int, stop: int) -> Tensor:
-        """Some values of a one-dimensional tensor of a client's state; the others are not brought into memory."""
+        """Values ``start`` to ``stop`` of a one-dimensional tensor of a client's state, without loading the others."""
 
     def put(self, client: int, state: State, round: int) -> None:
-        """Replace the state of a client by the one it has after ``round``."""
+        """Replace the state of a client by its state after ``round``."""
 
 
 class RoundState(ClientStates, Protocol):
-    """The same for the time of a round: in no checkpoint."""
+    """Client states that exist only within a round, and in no checkpoint."""
 
     def clear(self) -> None:
         """Drop all states."""
@@ -45,20 +45,20 @@ def flatten(state: State) -> Tensor:
 
 
 def unflatten(vector: Tensor, like: State) -> State:
-    """The state that :func:`flatten` made a vector of: views, where they can be. Names, shapes and dtypes are those of ``like``."""
+    """The inverse of :func:`flatten`: views where possible. Names, shapes and dtypes are those of ``like``."""
     parts = vector.split([tensor.numel() for tensor in like.values()])
     return {name: part.view(tensor.shape).to(tensor.dtype) for (name, tensor), part in zip(like.items(), parts, strict=True)}
 
 
 class Vectors:
-    """A vector for each of some clients, all of one length, of which a block of columns at a time is in memory.
+    """A vector of the same length for each of several clients, loaded in blocks of columns.
 
     Args:
-        states: where they are.
-        name: under which name, in each state.
-        clients: whose they are, in order.
-        length: how long each is.
-        default: that of clients who have no state.
+        states: the client states that hold the vectors.
+        name: name of the vector in each state.
+        clients: ids of the clients, in order.
+        length: length of each vector.
+        default: vector of clients without a state.
     """
 
     def __init__(self, states: ClientStates, name: str, clients: Sequence[int], length: int, default: Tensor | None = None) -> None:
@@ -69,7 +69,7 @@ class Vectors:
         self.default = default
 
     def columns(self, start: int, stop: int) -> Tensor:
-        """A block, ``(clients, stop - start)``, in float64."""
+        """A block of columns, ``(clients, stop - start)``, in float64."""
         block = torch.empty(len(self.clients), stop - start, dtype=torch.float64)
         for row, client in zip(block, self.clients, strict=True):
             known = client in self.states or self.default is None
@@ -77,17 +77,17 @@ class Vectors:
         return block
 
     def blocks(self) -> Iterator[tuple[int, int]]:
-        """Where the blocks begin and end."""
+        """Start and end of each block."""
         return _blocks(self.length, len(self.clients))
 
 
 def squared_distances(vectors: Vectors, rows: Sequence[int], about: Tensor | None = None) -> Tensor:
-    """Squared Euclidean distances between some of the vectors and all, in float64: exactly 0 where all are equal.
+    """Squared Euclidean distances between some of the vectors and all of them, in float64; exactly 0 if all are equal.
 
     Args:
-        vectors: n of them.
-        rows: which of them, by their places.
-        about: a vector near all that matter, which is subtracted from all: it loses fewer digits; None: the first of them.
+        vectors: n vectors.
+        rows: indices of the vectors to compare.
+        about: a vector near all the others, which is subtracted to lose fewer digits. None: the first vector.
 
     Returns:
         ``(len(rows), n)``.
@@ -95,34 +95,34 @@ def squared_distances(vectors: Vectors, rows: Sequence[int], about: Tensor | Non
     total = torch.zeros(len(rows), len(vectors.clients), dtype=torch.float64)
     for start, stop in vectors.blocks():
         block = vectors.columns(start, stop)
-        block -= block[:1].clone() if about is None else about[start:stop].double()  # models that began as one are near it
+        block -= block[:1].clone() if about is None else about[start:stop].double()  # near all models with a common origin
         norms = _squared_norms(block)
         total += norms[list(rows), None] + norms - 2 * (block[list(rows)] @ block.T)
     return total.clamp_(min=0)
 
 
 def squared_norms(vectors: Vectors) -> Tensor:
-    """Squared Euclidean lengths of n vectors, ``(n,)`` in float64."""
+    """Squared Euclidean norms of n vectors, ``(n,)`` in float64."""
     return torch.stack([_squared_norms(vectors.columns(start, stop)) for start, stop in vectors.blocks()]).sum(dim=0)
 
 
 def cosines(vectors: Vectors, rows: Sequence[int]) -> Tensor:
-    """Cosines of the angles between some of the vectors and all, as :func:`squared_distances`."""
+    """Cosines of the angles between some of the vectors and all of them; see :func:`squared_distances`."""
     norms = squared_norms(vectors)
     return (norms[rows, None] + norms - squared_distances(vectors, rows)) / 2 / (norms[rows, None] * norms).sqrt()
 
 
 def _squared_norms(block: Tensor) -> Tensor:
-    return torch.einsum("ij,ij->i", block, block)  # without another block for the squares
+    return torch.einsum("ij,ij->i", block, block)  # needs no block for the squares
 
 
 def at_a_time(length: int) -> int:
-    """How many vectors of a length :func:`mixtures` should be asked for at a time: 128 MiB of float32."""
+    """Number of vectors of this length to request from :func:`mixtures` at a time: 128 MiB of float32."""
     return max(1, 4 * BLOCK // length)
 
 
 def each_mixture(vectors: Vectors, weights: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
-    """The rows of :func:`mixtures`, of which as many are in memory as there is room for."""
+    """The rows of :func:`mixtures`, computed as many at a time as fit into memory."""
     for some in weights.split(at_a_time(vectors.length)):
         yield from mixtures(vectors, some, dtype)
 
@@ -131,11 +131,11 @@ def mixtures(vectors: Vectors, weights: Tensor, dtype: torch.dtype, about: Tenso
     """Weighted sums of all vectors, computed in float64.
 
     Args:
-        vectors: n of them.
-        weights: of each of m sums, ``(m, n)``, in float64.
-        dtype: of the sums.
-        about: a vector that is subtracted from all and added to the sums. If the weights of a sum add up to 1 that changes its
-            rounding alone: the sum of vectors that all equal it is exactly it.
+        vectors: n vectors.
+        weights: weights of m sums, ``(m, n)``, in float64.
+        dtype: dtype of the sums.
+        about: a vector that is subtracted from all vectors and added to the sums. If the weights of a sum add up to 1, this
+            changes only the rounding: the sum of vectors that all equal it is exact.
 
     Returns:
         ``(m, length)``.
@@ -152,8 +152,7 @@ def mixtures(vectors: Vectors, weights: Tensor, dtype: torch.dtype, about: Tenso
 
 
 def common_bits(states: ClientStates, name: str, clients: Sequence[int]) -> Tensor:
-    """How many bits each two of the clients' masks have in common, which are as :func:`.pack_bits` packed them; on the
-    diagonal, how many each has.
+    """Number of bits that each two clients' masks (packed by :func:`.pack_bits`) have in common; the diagonal counts each mask's.
 
     Returns:
         Integers ``(n, n)``.
@@ -162,7 +161,7 @@ def common_bits(states: ClientStates, name: str, clients: Sequence[int]) -> Tens
     length = states.get(clients[0])[name].numel() if clients else 0
     for start, stop in _blocks(length, 8 * len(clients)):
         masks = (unpack_bits(states.part(client, name, start, stop), 8 * (stop - start)) for client in clients)
-        block = torch.stack([mask.float() for mask in masks])  # in which sums up to 2^24 are exact
+        block = torch.stack([mask.float() for mask in masks])  # sums up to 2^24 are exact in float32
         total += (block @ block.T).long()
     return total
 

@@ -1,4 +1,4 @@
-"""Fine-tuning a client's model on its own training data before it is measured or exported."""
+"""Fine-tuning a client's model on its own training data before it is evaluated or exported."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,16 +13,16 @@ from lightning_fed.options import NonNegativeInt
 
 @dataclass(frozen=True)
 class FineTuning:
-    """How a client's model is fine-tuned before it is measured or exported. What comes of it is thrown away.
+    """How a client's model is fine-tuned before it is evaluated or exported. The fine-tuned weights are discarded.
 
     Args:
-        epochs: for how many epochs; 0: not at all. Default, if no steps are given: 1.
-        steps: the same in optimizer steps.
-        part: what is tuned: everything that learns, the head alone, or what is private and learns. Where it is a part, everything
-            else is in eval mode, so that nothing else changes.
-        when: before every measurement; or ``last``: clients are measured as they are, and in the last round a second time,
-            fine-tuned (``fine_tuned/…``), as papers tune everybody's head at the end. An export is fine-tuned in both cases.
-        optimizer: how. None: as the client trains.
+        epochs: number of epochs; 0: no fine-tuning. Default if no steps are given: 1.
+        steps: number of optimizer steps, instead of epochs.
+        part: trainable parameters: all, those of the head, or the private ones. With a part, all other modules are in eval mode,
+            so that nothing else changes.
+        when: ``always``, before every evaluation; or ``last``: clients are evaluated without fine-tuning, and in the last round
+            again with it (``fine_tuned/…``), as in papers that fine-tune all heads at the end. Exports are fine-tuned either way.
+        optimizer: optimizer of the fine-tuning. None: that of the client's training.
     """
 
     epochs: NonNegativeInt | None = None
@@ -32,13 +32,13 @@ class FineTuning:
     optimizer: OptimizerCallable | None = None
 
     def length(self) -> dict[str, Any]:
-        """Epochs or steps of the phase; empty for none."""
+        """Epochs or steps of the phase; empty without fine-tuning."""
         epochs = 1 if self.epochs is None and self.steps is None else self.epochs
         lengths = {"epochs": epochs, "steps": self.steps}
         return {name: value for name, value in lengths.items() if value}
 
     def check(self, module: Any) -> None:
-        """Raises :class:`FederationError` for what contradicts itself or the method, a :class:`.FederatedModule`."""
+        """Raises :class:`FederationError` for settings that contradict each other or the method, a :class:`.FederatedModule`."""
         if self.epochs and self.steps:
             raise FederationError(f"fine_tuning has epochs={self.epochs} and steps={self.steps}: give one of them.")
         if self.length() and module.has_own_gradients:
@@ -50,10 +50,10 @@ class FineTuning:
             raise FederationError("fine_tuning has when=last, but nothing is tuned: say for how long with epochs or steps.")
 
     def phases(self, module: Any) -> list[Phase]:
-        """The phase, on :meth:`.FederatedModule.client_loss`; none if it has no length.
+        """The fine-tuning phase, on :meth:`.FederatedModule.client_loss`; none if its length is 0.
 
         Raises:
-            FederationError: if there is no such part that learns.
+            FederationError: if ``part`` has no trainable parameters.
         """
         if not (length := self.length()):
             return []

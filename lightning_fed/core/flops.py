@@ -1,4 +1,4 @@
-"""Floating-point operations of local training, counted off the training path."""
+"""Floating-point operations of local training, counted outside the training loop."""
 
 import copy
 from collections import Counter
@@ -19,27 +19,27 @@ from lightning_fed.models import Transformer, Wrapped
 from lightning_fed.seeding import isolated
 
 TENSORS = {"_parameters", "_buffers", "_modules"}
-"""Where nn.Module keeps them."""
+"""Where nn.Module keeps its tensors and children."""
 
 AROUND = {"networks", "progress", "resume", "_clients", "frozen_by_architecture"}
 AROUND |= {"running_phases", "_other_phases", "_schedules", "moments"}
-"""Attributes of a module that no step touches: what makes networks, which may be large ones themselves, and what surrounds a step,
-with optimizers and their states. Copies share them.
+"""Attributes of a module that no step uses: network factories, which may be large networks themselves, and what surrounds a step,
+such as optimizers and their states. Copies share them.
 """
 
 SMALL = 2**18
-"""Parameters up to which a copy costs next to nothing, and a step less than finding out its shapes."""
+"""Number of parameters up to which a copy is cheap and a step costs less than computing shapes."""
 
 
 class FlopMeter(L.Callback):
     """Counts the FLOPs of training steps, forward and backward.
 
-    A kind of step (architecture, phase, batch shapes) is counted once, on a copy of the module; training itself only notes which
-    kinds of step it did. The copy of a large module is on the meta device, which computes shapes and no numbers; small ones, and
-    those that look at numbers while they run, have ordinary copies. The optimizer's own arithmetic and evaluation are not counted.
+    Each kind of step (architecture, phase, batch shapes) is counted once, on a copy of the module; training only records which
+    kinds of steps it made. The copy of a large module is on the meta device, which computes shapes but no values; small modules
+    and those that read tensor values have ordinary copies. The optimizer's own arithmetic and evaluation are not counted.
 
     Args:
-        small: parameters of a network that is small; None: :data:`SMALL`.
+        small: number of parameters up to which a network is small. None: :data:`SMALL`.
     """
 
     def __init__(self, small: float | None = None) -> None:
@@ -50,22 +50,22 @@ class FlopMeter(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Note the kind of step that was done."""
+        """Record the kind of step."""
         assert isinstance(pl_module, FederatedModule)
         assert pl_module.client is not None
-        if pl_module.progress.last_step is not None:  # else a step of several batches waits for more
-            phase = pl_module.phase  # whose loss may not be the same in all rounds
+        if pl_module.progress.last_step is not None:  # else a step of several batches needs more of them
+            phase = pl_module.phase  # its loss may differ between rounds
             kind = f"{phase.name}/{getattr(phase.loss, '__name__', '')}"
             self.note(pl_module, kind, pl_module.progress.last_step, _train)
 
     def note(self, module: FederatedModule, kind: str, batch: Any, step: Callable[[FederatedModule, Any], Any]) -> None:
-        """Note a step that was done.
+        """Record a step.
 
         Args:
-            module: which did it.
-            kind: what sort of step it was, of those that the module's architecture has.
-            batch: of the step.
-            step: does it again, on a copy of the module and of the batch.
+            module: the module that made the step.
+            kind: name of the kind of step, among those of the module's architecture.
+            batch: the step's batch.
+            step: repeats the step on a copy of the module and of the batch.
         """
         key = (module.architecture(module.client), kind, _shapes(batch))
         if key not in self._cost:
@@ -80,17 +80,17 @@ class FlopMeter(L.Callback):
 
 
 def countable_on_meta(module: FederatedModule) -> bool:
-    """Whether a step can be counted on the meta device: not if the method or its network may look at numbers (attention masks)."""
+    """Whether a step can be counted on the meta device: not if the method or its network may read values (attention masks)."""
     return module.flops_on_meta and not any(isinstance(layer, Wrapped | Transformer) for layer in module.modules())
 
 
 def _shapes(batch: Any) -> tuple[Any, ...]:
-    """The shapes of a batch's tensors: what its cost depends on."""
+    """The shapes of a batch's tensors, on which its cost depends."""
     return tuple(tuple(leaf.shape) for leaf in torch.utils._pytree.tree_leaves(batch) if isinstance(leaf, Tensor))
 
 
 def _count(module: FederatedModule, batch: Any, step: Callable[[FederatedModule, Any], Any], most: float) -> int:
-    """FLOPs of a step."""
+    """FLOPs of one step."""
     small = sum(parameter.numel() for parameter in module.parameters()) <= most
     on_meta = countable_on_meta(module)
     if on_meta and not small:
@@ -98,9 +98,9 @@ def _count(module: FederatedModule, batch: Any, step: Callable[[FederatedModule,
     else:
         copied, batch = _real_copy(module), copy.deepcopy(batch)
     with isolated(), torch.autograd.set_detect_anomaly(False), _plain_kernels(copied):
-        # Shapes have no anomalies: looking for them asks tensors for numbers that those on the meta device have not.
+        # Anomaly detection reads tensor values, which the meta device does not have.
         if on_meta or small:
-            step(copied, batch)  # what is computed once per phase, and kept, is not a part of its steps
+            step(copied, batch)  # computes what is cached once per phase, which no step counts
         with FlopCounterMode(display=False) as counter:
             step(copied, batch)
     return counter.get_total_flops()
@@ -108,13 +108,13 @@ def _count(module: FederatedModule, batch: Any, step: Callable[[FederatedModule,
 
 @contextmanager
 def _plain_kernels(module: nn.Module) -> Iterator[None]:
-    """In this block torch computes in pieces what it may else compute in one kernel, of which its counter counts nothing:
-    attention, a layer of a Transformer that only answers, an LSTM; and a language model answers for all tokens.
+    """A context in which torch avoids fused kernels, of which its counter counts nothing: attention, a Transformer layer in
+    inference, an LSTM. Language models compute outputs for all tokens.
     """
     for layer in module.modules():
         if isinstance(layer, Transformer):
             layer.counts_flops = True
-    backends: Any = torch.backends  # whose types say that these flags cannot be set
+    backends: Any = torch.backends  # its type hints say that these flags are read-only
     before = backends.mha.get_fastpath_enabled(), backends.mkldnn.enabled, backends.cudnn.enabled
     try:
         backends.mha.set_fastpath_enabled(False)
@@ -128,7 +128,7 @@ def _plain_kernels(module: nn.Module) -> Iterator[None]:
 
 
 def _train(copied: FederatedModule, batch: Any) -> None:
-    """A step of training in the phase that the module is in: on a copy it has other parameters and another loss."""
+    """A training step in the module's phase; a copy needs its own parameters and loss."""
     phases = [*copied.phases(), *copied.fine_tuning_phases()]
     if isinstance(copied, PublicDistillation):
         phases += [*copied.server_phases(), *copied.public_phases()]
@@ -142,30 +142,29 @@ def _backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
 
 
 def _meta_copy(module: FederatedModule) -> FederatedModule:
-    """The module as it is in its phase, with tensors that have shapes and no numbers.
+    """A copy of the module in its phase, with tensors on the meta device.
 
-    Each count has a copy of its own, lest what a network caches between steps make costs depend on the order of the turns.
+    Each count gets its own copy, so that values that a network caches between steps do not make costs depend on the turn order.
     """
     memo: dict[int, Any] = {}
     for parameter in module.parameters():
         memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
     for tensor in [*module.buffers(), *(value for value in vars(module).values() if isinstance(value, Tensor))]:
         memo[id(tensor)] = torch.empty_like(tensor, device="meta")
-    return _copy(module, memo).to("meta")  # its own idea of its device, too
+    return _copy(module, memo).to("meta")  # moves its own record of its device, too
 
 
 def _real_copy(module: FederatedModule) -> FederatedModule:
-    """The module as it is in its phase, with numbers of its own where they may change, for networks that look at numbers."""
+    """A copy of the module in its phase that shares only frozen parameters, for networks that read tensor values."""
     return _copy(module, {id(parameter): parameter for name, parameter in module.named_parameters() if name in module.frozen_names})
 
 
 def _copy(module: FederatedModule, memo: dict[int, Any]) -> FederatedModule:
-    """A copy that has nothing in common with the module but what is not touched by a step, and what refuses to be copied. It does
-    without metrics.
+    """A deep copy without metrics that shares only what no step touches and what cannot be copied.
 
     Args:
-        module: to be copied.
-        memo: what the copy has in place of the module's parts, by their ids.
+        module: the module to copy.
+        memo: replacements for parts of the module, by their ids.
     """
     memo |= {id(module.val_metrics): None, id(module.test_metrics): None}
     memo |= {id(value): value for name, value in vars(module).items() if name in AROUND}
@@ -176,7 +175,7 @@ def _copy(module: FederatedModule, memo: dict[int, Any]) -> FederatedModule:
 
 
 def _uncopyable(module: nn.Module, memo: dict[int, Any]) -> dict[int, Any]:
-    """The attributes, of a module and its layers, that refuse to be copied, by their ids. Whatever they raise, it is shared."""
+    """Attributes of a module and its layers that cannot be copied, by their ids. Whatever copying raises, they are shared."""
     memo = memo | {id(layer): layer for layer in module.modules()}
     shared: dict[int, Any] = {}
     for layer in module.modules():

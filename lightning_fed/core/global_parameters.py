@@ -13,45 +13,45 @@ from lightning_fed.nn.buffer_dict import BufferDict
 
 
 class KeepsGlobalParameters(FederatedModule):
-    """A module that remembers where each fit started from, also one that is stopped and continued.
+    """A module that keeps a copy of the parameters with which each fit started, also across interruption and resumption.
 
     Args:
         **kwargs: see :class:`.FederatedModule`.
     """
 
     global_parameters: BufferDict
-    """Copies of what is :meth:`remembered`, by name, as it was when the fit began: as the server sent it, in a federation."""
+    """Copies of the :meth:`remembered` parameters at the start of the fit, by name: in a federation, as the server sent them."""
 
     def configure_model(self) -> None:
-        """The networks, and room for copies."""
+        """Build the networks and the buffers for the copies."""
         was_built = self.is_built
         super().configure_model()
         if not was_built:
             self.global_parameters = BufferDict(self.remembered(), persistent=False)
 
     def on_fit_start(self) -> None:
-        """Remember where the fit starts from; a continued one started where its checkpoint says."""
+        """Copy the parameters at the start of the fit; a resumed fit takes the copies from its checkpoint."""
         super().on_fit_start()
         stopped = self.resume.stopped
         self.global_parameters.update(stopped["global_parameters"] if stopped else self.remembered())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add where the fit started from."""
+        """Add the copies."""
         super().on_save_checkpoint(checkpoint)
         checkpoint[CHECKPOINT]["global_parameters"] = dict(self.global_parameters.items())
 
     def remembered(self) -> dict[str, Tensor]:
-        """What is copied when a fit begins, by name. Default: the shared parameters that learn."""
+        """The parameters to copy when a fit starts, by name. Default: the shared trainable parameters."""
         shared = self.shared_names() - self.frozen_names
         return {name: parameter for name, parameter in self.named_parameters() if name in shared}
 
     def learning(self) -> dict[str, nn.Parameter]:
-        """The parameters that there are copies of, by name and in the same order."""
+        """The parameters that have copies, by name and in the same order."""
         return {name: parameter for name, parameter in self.named_parameters() if name in self.global_parameters}
 
     @contextmanager
     def at_global_parameters(self) -> Iterator[dict[str, nn.Parameter]]:
-        """In this block :meth:`learning`, which it yields, has the values of the copies."""
+        """A context in which :meth:`learning`, which it yields, has the values of the copies."""
         own = self.learning()
         now = {name: parameter.detach().clone() for name, parameter in own.items()}
         with torch.no_grad():
@@ -63,6 +63,6 @@ class KeepsGlobalParameters(FederatedModule):
                 parameter.copy_(now[name])
 
     def server_parameters(self) -> dict[str, nn.Parameter]:
-        """The shared parameters that learn as a server has them: a tied one under each of its names."""
+        """The shared trainable parameters as a server has them: a tied parameter appears under each of its names."""
         shared = self.shared_names() - self.frozen_names
         return {name: parameter for name, parameter in self.named_parameters(remove_duplicate=False) if name in shared}

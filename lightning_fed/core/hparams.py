@@ -1,4 +1,4 @@
-"""What a module was made with, in plain words: names and numbers that YAML and any checkpoint can hold."""
+"""Arguments of a module's constructor as plain values: names and numbers that YAML and any checkpoint can hold."""
 
 import sys
 from collections.abc import Collection, Mapping
@@ -18,24 +18,24 @@ from lightning_fed.errors import FederationError
 from lightning_fed.options import parameters_of
 
 INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
-"""Reads such words: Lightning's, which reads configurations, too."""
+"""The Lightning function that reads such values, as it reads configurations."""
 
 NOT_STORED = "not_stored_hyperparameters"
-"""Where a checkpoint has the names of what could not be described."""
+"""The checkpoint key of the names of arguments that could not be described."""
 
 Plain = bool | int | float | str | None | list["Plain"] | dict[str, "Plain"]
 
 
 class NotPlainError(ValueError):
-    """Something that has no name by which it could be found again."""
+    """A value that has no import path by which it could be found again."""
 
 
 def describe(arguments: Mapping[str, Any]) -> tuple[dict[str, Plain], list[str]]:
-    """Arguments of a constructor as in a configuration file: a class or function by its path, with what it was bound to.
+    """Describe arguments of a constructor as in a configuration file: a class or function by its path, with its bound arguments.
 
     Returns:
-        What could be described, and the names of the arguments that could not: a lambda, what is defined inside a function, or an
-        object that is neither a number nor a name.
+        The described arguments, and the names of those that could not be described: a lambda, something defined inside a function,
+        or an object that is neither a number nor importable.
     """
     plain: dict[str, Plain] = {}
     lost = []
@@ -73,7 +73,7 @@ def _plain(value: Any) -> Plain:
 
 
 def _path(thing: Any) -> str:
-    """Where it can be imported from."""
+    """The path from which an object can be imported."""
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "<")
     if module is None or "<" in name or getattr(sys.modules.get(module), name, None) is not thing:
         raise NotPlainError
@@ -81,16 +81,16 @@ def _path(thing: Any) -> str:
 
 
 def store_hyperparameters(module: L.LightningModule, frame: FrameType | None) -> list[str]:
-    """Keep what a module was made with in its ``hparams``, as a configuration has it.
+    """Store a module's constructor arguments in its ``hparams``, in the form of a configuration.
 
     Args:
-        module: it.
-        frame: of the constructor that calls this. What counts are the arguments of the class that is made, not of its bases.
+        module: the module.
+        frame: frame of the constructor that calls this. The stored arguments are those of the instantiated class, not of its bases.
 
     Returns:
         Names of the arguments that could not be stored.
     """
-    if _given_hyperparameters.get() is not None:  # the command line knows its configuration
+    if _given_hyperparameters.get() is not None:  # the command line stores its configuration itself
         module.save_hyperparameters(frame=frame)
         return []
     assert frame is not None
@@ -100,34 +100,34 @@ def store_hyperparameters(module: L.LightningModule, frame: FrameType | None) ->
 
 
 def refuse_missing(cls: type, checkpoint_path: Any, given: Collection[str], error: Exception) -> None:
-    """Say which arguments a checkpoint lacks, where they are why it cannot be loaded.
+    """Explain which arguments a checkpoint lacks, if that is why it cannot be loaded.
 
     Raises:
-        FederationError: where something was a lambda, an object or the like, which has no name.
+        FederationError: if an argument was a lambda, an object or the like, which has no import path.
     """
     checkpoint = torch.load(checkpoint_path, map_location="meta", weights_only=True)
     missing = [name for name in checkpoint.get(NOT_STORED, []) if name not in given]
     if missing:
         raise FederationError(
-            f"A checkpoint stores what has a name to import it by, which {' and '.join(missing)} had not: give it again, as in "
+            f"A checkpoint stores only what has an import path, which {' and '.join(missing)} had not: give it again, as in "
             f"{cls.__name__}.load_from_checkpoint(path, {', '.join(f'{name}=…' for name in missing)})."
         ) from error
 
 
 def remedy(module: L.LightningModule, rate: str = "the learning rate") -> str:
-    """What to change, which completes an error's sentence.
+    """What to change, as the end of an error message.
 
     Args:
-        module: what diverged.
-        rate: which learning rate it had, as far as that is known.
+        module: the module that diverged.
+        rate: its learning rate, as far as that is known.
     """
     chosen = [f"model.{name}={value:g}" for name, value in chosen_numbers(module).items()]
     return f"lower {rate}{''.join(f', change {each}' for each in chosen)}, or set model.gradient_clip"
 
 
 def chosen_numbers(module: L.LightningModule) -> dict[str, float]:
-    """The numbers that a module was made with where its class has other defaults, by name: rates, scales and weights of terms.
-    Whole numbers are of sizes and durations, with which nothing diverges.
+    """Float arguments of a module that differ from their defaults, by name: learning rates, scales and weights of loss terms.
+    Integers are sizes and durations, which do not make training diverge.
     """
     usual = {name: parameter.default for name, (parameter, _) in parameters_of(type(module)).items()}
     return {

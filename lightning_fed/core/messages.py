@@ -1,4 +1,4 @@
-"""What crosses the wire between server and clients: plain data, nothing else."""
+"""The messages between server and clients: plain data only."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -7,13 +7,13 @@ from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.tensors import State
 
 RANK = "rank/"
-"""What the names of effective ranks of adapters begin with, among the metrics of an evaluate turn."""
+"""Prefix of the effective ranks of adapters among the metrics of an evaluate turn."""
 
 STAGES = "as_received", "personalized", "fine_tuned"
-"""How a client is measured that is never trained with, in a personalize turn: what the names of its metrics begin with."""
+"""How a personalize turn evaluates a client that never takes part in training: the prefixes of its metrics."""
 
 PRIVATE_SHARE = "private_share/"
-"""The same of how much of a layer's adapters is the client's own."""
+"""Prefix of the private share of a layer's adapters among these metrics."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Broadcast:
 
     Args:
         state: the payload.
-        model_size: which version of the model that is; see :attr:`ClientInfo.model_size`.
-        statistics: what was gathered on the clients' data for this version, see :meth:`.SharedStateMixin.recomputed_buffers`; with
-            models that are measured, not with models that are trained.
+        model_size: size of this version of the model; see :attr:`ClientInfo.model_size`.
+        statistics: statistics recomputed on the clients' data for this version, see :meth:`.SharedStateMixin.recomputed_buffers`;
+            only for models that are evaluated, not for training.
     """
 
     state: State
@@ -38,9 +38,9 @@ class ClientUpdate:
 
     Args:
         client: id of the sender.
-        num_examples: training examples the client holds, the weight of its update.
+        num_examples: number of the client's training examples, the weight of its update.
         state: the payload.
-        metrics: scalars about the turn; they are reported, never aggregated into a model.
+        metrics: scalars about the turn; they are reported, but never aggregated into a model.
     """
 
     client: int
@@ -51,23 +51,23 @@ class ClientUpdate:
 
 @dataclass(frozen=True)
 class Turn:
-    """What one client is to do in a round: all that a worker, wherever it runs, needs to know beside the client's private state.
+    """One client's task in a round: all that a worker needs besides the client's private state.
 
     Args:
-        verb: ``"fit"`` trains and sends an update, ``"evaluate"`` measures the client's model with the broadcast loaded,
-            ``"personalize"`` measures what a client gets that is never trained with: it trains, and sends and keeps nothing.
-            ``"compute_statistics"`` passes the training data through the model and sends its statistics. On public data:
-            ``"predict_public"`` sends what the model says of each example, ``"train_on_public"`` trains it: the server's is sent,
-            a client's stays with the client.
-        client: whose turn it is; id -1 is the server, whose data are everybody's pooled, or public.
+        verb: ``"fit"`` trains and sends an update, ``"evaluate"`` evaluates the client's model with the broadcast loaded,
+            ``"personalize"`` evaluates what a client gets that never takes part in training: it trains, but sends and keeps
+            nothing. ``"compute_statistics"`` passes the training data through the model and sends its statistics. On public data:
+            ``"predict_public"`` sends the model's outputs for each example, ``"train_on_public"`` trains the model: the server's
+            is sent back, a client's stays with the client.
+        client: the client; id -1 is the server, whose data are the pooled data of all clients, or public.
         round: number of the round, from 1.
         broadcast: what the server sent.
-        evaluate: whether a fit turn also measures the trained model, before aggregation.
-        last_round: round of the client's last fit turn that the server merged, 0 if there is none: the private state that the
-            client has to start from is of that round.
-        fine_tune: whether an evaluate turn fine-tunes the model first, if the method says how.
-        turns: how many of the client's fit turns the server has merged.
-        measured_with: what a personalize turn is measured with; it trains from ``broadcast``.
+        evaluate: whether a fit turn also evaluates the trained model, before aggregation.
+        last_round: round of the client's last fit turn that the server merged, 0 if there is none; the client must start from the
+            private state of that round.
+        fine_tune: whether an evaluate turn fine-tunes the model first, if the method has fine-tuning.
+        turns: number of the client's fit turns that the server has merged.
+        measured_with: what a personalize turn is evaluated with; it trains from ``broadcast``.
     """
 
     verb: Literal["fit", "evaluate", "personalize", "compute_statistics", "predict_public", "train_on_public"]
@@ -83,11 +83,11 @@ class Turn:
 
 @dataclass(frozen=True)
 class TurnResult:
-    """What a worker hands to its engine, which passes the update on and keeps the private state.
+    """What a worker returns to its engine, which passes the update on and stores the private state.
 
     Args:
-        update: what the client sends.
-        private: the client's private state after the turn; None: the turn left it as it was, or the client has none.
+        update: the client's update.
+        private: the client's private state after the turn. None: it has not changed, or the client has none.
     """
 
     update: ClientUpdate
@@ -96,7 +96,7 @@ class TurnResult:
 
 @dataclass(frozen=True)
 class TurnFailure:
-    """A turn that came to nothing, where an engine may go on without it."""
+    """A turn that failed, in engines that can go on without it."""
 
     client: int
     reason: str

@@ -1,4 +1,4 @@
-"""What a method is on the client: a LightningModule that learns in phases and knows which part of its state travels."""
+"""The client side of a method: a LightningModule that trains in phases and shares part of its state with the server."""
 
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -32,76 +32,77 @@ from lightning_fed.tensors import State
 
 
 class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
-    """One client's model and how it learns. Every default is federated averaging's.
+    """A client's model and its training procedure. All defaults are those of federated averaging.
 
-    The story of a round, in the order in which the hooks are called:
+    Hooks in the order in which a round calls them:
 
     1. :meth:`for_client` makes the module of a client that takes part for the first time; :meth:`build` creates its networks.
-    2. :meth:`load_private_state` and :meth:`load_shared_state` bring it to where the client and the server are.
-    3. :meth:`phases` says how it trains; each phase has its own loss. It is asked once.
-    4. :meth:`post_training_step`, where a method has one, sees each batch of the training data once more; :meth:`after_training`
-       gets what came of it.
-    5. :meth:`shared_state` and :meth:`payload` are sent to the server, :meth:`private_state` stays with the client.
+    2. :meth:`load_private_state` and :meth:`load_shared_state` load the client's state and the server's state.
+    3. :meth:`phases` returns the training phases, each with its own loss. It is called once per turn.
+    4. :meth:`post_training_step`, if the method has one, gets each batch of the training data once more; :meth:`after_training`
+       gets the results.
+    5. :meth:`shared_state` and :meth:`payload` are sent to the server; :meth:`private_state` stays with the client.
 
-    What is shared and what is private: :class:`.SharedStateMixin`; outputs, loss and metrics: :class:`.PredictionMixin`.
+    :class:`.SharedStateMixin` describes shared and private state, :class:`.PredictionMixin` outputs, loss and metrics.
 
-    A method usually overrides :meth:`build`, :meth:`shared_names` and :meth:`phases`; a bilevel one :meth:`compute_gradients`.
-    Almost never override ``training_step``, ``configure_model`` or ``configure_optimizers``: they run the phases.
+    Most methods override :meth:`build`, :meth:`shared_names` and :meth:`phases`; bilevel methods override
+    :meth:`compute_gradients`. Avoid overriding ``training_step``, ``configure_model`` or ``configure_optimizers``: they run the
+    phases.
 
-    It needs no federation: ``L.Trainer(max_epochs=2).fit(module, data.client(0))`` trains one client, running the phases one
-    after the other and again from the first until the Trainer stops.
+    The module also trains without a federation: ``L.Trainer(max_epochs=2).fit(module, data.client(0))`` trains one client. It
+    runs the phases in order and starts over until the Trainer stops.
 
     Args:
-        backbone: the network that every client trains: a class or function that builds one for a number of classes (a
-            :class:`Backbone`, ``torchvision.models.resnet18``), its dotted path, or a network itself, of which each client gets a
-            copy; or a list of such, of which client ``k`` gets entry ``k mod len(list)``. See :func:`.backbone_of`.
-        num_classes: number of classes, or of labels or values that are predicted; None: as many as the data have.
-        optimizer: how a client steps. Default: SGD, lr 0.01.
+        backbone: network that every client trains: a class or function that builds one for a number of classes (a
+            :class:`Backbone`, ``torchvision.models.resnet18``), its dotted path, or a network, which is copied for each client; or
+            a list of these, of which client ``k`` gets entry ``k mod len(list)``. See :func:`.backbone_of`.
+        num_classes: number of classes, or of predicted labels or values. None: taken from the data.
+        optimizer: client optimizer. Default: SGD, lr 0.01.
         epochs: local epochs per round.
-        steps: optimizer steps per round, instead of epochs.
-        persistent: whether the optimizer's state (moments) stays with the client between its turns; else each begins with none.
-        weighting: how the server weights updates, by training ``examples`` or ``uniform``; None: as the method does.
-        server_optimizer: how the server steps to the mean of the parameters that it was sent, with momentum, say
-            (:class:`.ServerSGD`); for methods whose server averages. None: it takes the mean.
-        gradient_clip: largest gradient norm of a step; None does not clip.
-        accumulate: batches whose gradients make a step, that of the mean over all of their examples.
-        loss: of outputs and targets, as ``torch.nn.CrossEntropyLoss`` with label smoothing; what it has of class weights moves with
-            the module, and what it has of parameters is trained, or refused. None: the task's.
-        metrics: more metrics of outputs and targets, by name.
-        metric: the monitored metric: the name of one of the task's metrics or of those in ``metrics``. None: the task's first.
-        task: what is predicted: one class of several, any number of labels, or numbers; see :mod:`lightning_fed.tasks`. None: what
-            the data say.
-        lr_scheduler: builds the schedule of the learning rate from an optimizer: one of ``torch.optim.lr_scheduler``. None: the
+        steps: local optimizer steps per round, instead of epochs.
+        persistent: whether each client keeps its optimizer state (moments) between rounds; otherwise every turn starts without.
+        weighting: weights of the updates at the server: number of training ``examples``, or ``uniform``. None: the method's own.
+        server_optimizer: server optimizer, which steps towards the mean of the received parameters, with momentum for example
+            (:class:`.ServerSGD`); only for methods whose server averages. None: the mean replaces the parameters.
+        gradient_clip: maximum gradient norm of a step. None: no clipping.
+        accumulate: number of batches per optimizer step; the gradient is that of the mean over all their examples.
+        loss: loss of outputs and targets, such as ``torch.nn.CrossEntropyLoss`` with label smoothing. Its class weights move with
+            the module; its parameters are trained, or refused if no phase trains them. None: the task's.
+        metrics: additional metrics of outputs and targets, by name.
+        metric: monitored metric: the name of one of the task's metrics or of an entry of ``metrics``. None: the task's first.
+        task: kind of prediction: one of several classes, any number of labels, or numbers; see :mod:`lightning_fed.tasks`. None:
+            taken from the data.
+        lr_scheduler: builds a learning-rate schedule from an optimizer: one of ``torch.optim.lr_scheduler``. None: the learning
             rate is constant.
-        lr_interval: what the schedule counts: the rounds of the federation, or the epochs or steps of a phase of a round.
-        adapters: low-rank adapters that learn in the backbone's place: the network is frozen, its head learns with them, and what
-            travels, stays and is optimized is theirs. None: the whole network learns.
-        fine_tuning: how a client's model is tuned to its own training data before it is measured or exported; None: it is measured
-            as it is.
+        lr_interval: unit that the schedule counts: rounds of the federation, or epochs or steps of a phase within a round.
+        adapters: low-rank adapters to train in place of the backbone. The backbone is frozen; the adapters and the head are
+            trained, shared or kept private. None: the whole network is trained.
+        fine_tuning: how a client's model is fine-tuned on its training data before it is measured or exported. None: no
+            fine-tuning.
     """
 
     monitor_model: Literal["clients", "global"] = "clients"
-    """Whose :attr:`monitor` that is: the mean over the clients' models on their own test data, or that of the global
-    model on everybody's.
+    """The model that :attr:`monitor` refers to: ``clients``, the mean over the clients' models on their own test data, or
+    ``global``, the global model on the test data of all clients.
     """
 
     heterogeneous = False
-    """Whether clients may have different networks: not where the networks themselves are averaged."""
+    """Whether clients may have different networks; False for methods that average the networks themselves."""
 
     local_baseline: str | None = "Standalone"
-    """The method that trains the same networks without sharing anything, if there is one: what sharing has to beat."""
+    """The method that trains the same networks without sharing, as a baseline; None: there is none."""
 
     weighting: Literal["examples", "uniform"] = "examples"
     """How the server weights updates; see :class:`Server`."""
 
     refuses_adapters = ""
-    """Why ``adapters`` cannot be put on the method's networks, as the rest of a sentence; empty: they can."""
+    """Why the method's networks take no ``adapters``, as the rest of a sentence. Empty: they take them."""
 
     flops_on_meta = True
-    """Whether a step can be counted on the meta device; not where a network looks at numbers (attention masks)."""
+    """Whether a step can be counted on the meta device; False if a network reads tensor values (attention masks)."""
 
     centralized = False
-    """Whether everybody's pooled data are trained on, as if one client held them, instead of a cohort's."""
+    """Whether the method trains on the pooled data of all clients, as if one client held them, instead of on a cohort's."""
 
     def __init__(
         self,
@@ -151,29 +152,30 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
     # ------------------------------------------------------------------------------------------------- networks and state
 
     def build(self) -> None:
-        """Create the networks of ``self.client``, the backbone first: what a method adds after ``super().build()`` then cannot
-        shift the backbone's initial weights. ``self.client`` says whose network it is, with its label counts and how many clients
-        there are; it is None where there is no client.
+        """Create the networks of ``self.client``.
+
+        Build the backbone first: networks that are added after ``super().build()`` then do not shift its initial weights.
+        ``self.client`` holds the client's label counts and the number of clients; it is None outside a federation.
         """
         self.backbone: Backbone = self.new_backbone()
 
     def new_backbone(self, given: Any = None) -> Backbone:
-        """Another network, with initial weights of its own; with adapters, these are the adapters' and the rest is in memory once.
+        """Another network with its own initial weights; with adapters, only these are new and the rest is shared in memory.
 
         Args:
-            given: what makes it, of ``backbone`` or added to ``self.networks``; None: what makes the client's.
+            given: factory of the network, from ``backbone`` or added to ``self.networks``. None: the client's.
         """
         if given is None:
             return self.networks.new(self._factory, self.num_classes, self.place)
         return self.networks.new(given, self.num_classes)
 
     def without_adapters(self) -> Any:
-        """The client's network as it is frozen, before anything is put on it."""
+        """The client's frozen network, before adapters are attached."""
         return self.networks.without_adapters(self._factory, self.num_classes)
 
     @property
     def place(self) -> int:
-        """Which entry of ``backbone`` the client's network is."""
+        """Index of the client's network in ``backbone``."""
         return self.client.id % len(self.networks.factories) if self.client else 0
 
     @property
@@ -181,60 +183,60 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         return self.networks.factories[self.place]
 
     def network_factory(self) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
-        """What makes the network that this module trains, and what it is given besides the number of classes."""
+        """The factory of the network that this module trains, and its arguments besides the number of classes."""
         return self._factory, {}
 
     def architecture(self, client: ClientInfo | None) -> Hashable:
-        """Which network a client trains, and in which size. Clients of one architecture take turns on one module in memory."""
+        """Key of the network that a client trains, and its size. Clients of the same architecture share one module in memory."""
         return (client.id % len(self.networks.factories), client.model_size) if client else (0, None)
 
     @property
     def model_size(self) -> float | None:
-        """How large a version of the model the client has, see :attr:`.ClientInfo.model_size`. None: the whole, or no client."""
+        """Size of the client's version of the model, see :attr:`.ClientInfo.model_size`. None: the whole model, or no client."""
         return self.client.model_size if self.client else None
 
     def for_client(self, client: ClientInfo, seed: int = 0) -> Self:
-        """A new module for ``client``, whose initial weights come from a random stream of the client's own. What is frozen, and
-        neither travels nor stays, is no client's: all of an architecture have the same tensors.
+        """A new module for ``client``, whose initial weights are drawn from the client's own random stream.
 
-        Hyperparameters, and networks that ``__init__`` was given rather than :meth:`build` made, are shared, not copied.
+        Frozen tensors that are neither shared nor private are the same objects for all clients of an architecture. Hyperparameters
+        and networks that were passed to ``__init__`` (rather than made in :meth:`build`) are shared, not copied.
         """
         if self.is_built:
             return ClientModules(self, seed).of(client)
-        if seed not in self._clients:  # which has a template of its own
+        if seed not in self._clients:  # a seed has its own template
             self._clients[seed] = ClientModules(self, seed)
         return self._clients[seed].of(client)
 
     def unbuilt_copy(self) -> Self:
-        """This method as it was before its networks were built, to be drawn anew. Networks that ``__init__`` was given stay."""
+        """This method without built networks, to draw them anew. Networks that were passed to ``__init__`` stay."""
         module = unbuilt_copy(self)
         module.networks = self.networks.fresh()
         return module
 
     def with_initial_weights(self, network: State, what: str = "The network") -> Self:
-        """This method with networks that begin with the given weights instead of those that they are built with.
+        """This method with networks that start from the given weights.
 
         Args:
             network: all tensors of a network, by their names in it.
-            what: what that is, the subject of an error's sentence.
+            what: subject of the error message.
 
         Raises:
-            FederationError: if the clients' networks have other tensors, or tensors of another shape.
+            FederationError: if the clients' networks have other tensors, or tensors of other shapes.
         """
         module = self.unbuilt_copy()
         module.networks = self.networks.with_weights(network, self.num_classes, what)
         return module
 
     def configure_model(self) -> None:
-        """Lightning's hook for late model creation: calls :meth:`build` once."""
+        """Lightning's hook for late model creation; calls :meth:`build` once."""
         if self.is_built:
             return
         datamodule = getattr(self._trainer, "datamodule", None)
         if self.client is None and isinstance(datamodule, ClientDataModule):
-            self.client = datamodule.info  # trained alone: the Trainer knows whose data it has
+            self.client = datamodule.info  # without a federation the Trainer knows whose data it has
         self.know_data(datamodule)
         self.given_attributes = frozenset({*vars(self), *self._parameters, *self._buffers, *self._modules})
-        if self.networks.frozen:  # before anything is drawn that depends on the client
+        if self.networks.frozen:  # before any draw that depends on the client
             self.networks.load(self.num_classes)
         self.build()
         learn_in_float32(self)
@@ -255,51 +257,53 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
             )
 
     def _idle_of_loss(self) -> list[str]:
-        """The parameters of the loss that no phase trains."""
+        """Names of the loss's parameters that no phase trains."""
         if not (learning := [(name, p) for name, p in self.task.named_parameters() if p.requires_grad]):
             return []
         trained = {id(p) for phase in self.phases() for p in phase.parameters}
         return [name.removeprefix("loss.") for name, p in learning if id(p) not in trained]
 
     def find_frozen(self) -> frozenset[str]:
-        """See :meth:`.PhasedModule.find_frozen`; statistics of batch normalisation that is frozen are, too."""
+        """See :meth:`.PhasedModule.find_frozen`; includes the statistics of frozen batch normalisation layers."""
         norms = ((name, layer) for name, layer in self.named_modules(remove_duplicate=False) if is_frozen(layer))
         statistics = {f"{name}.{own}" for name, layer in norms for own in layer.state_dict()}
         return super().find_frozen() | statistics
 
     def learning_parameters(self, network: nn.Module) -> list[nn.Parameter]:
-        """The parameters of one of the networks that are not frozen."""
+        """The parameters of ``network`` that are not frozen."""
         frozen = {id(p) for name, p in self.named_parameters(remove_duplicate=False) if name in self.frozen_names}
         return [p for p in network.parameters() if id(p) not in frozen]
 
     def frozen_layers(self) -> Iterable[nn.Module]:
-        """Batch normalisation whose statistics are frozen."""
+        """Batch normalisation layers whose statistics are frozen."""
         return filter(is_frozen, self.modules())
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """The server of these clients, holding this module's shared state and payload. Default: the average, weighted by
-        :attr:`weighting`. It is a whole model, to be measured as such, if nothing stays with the clients.
+        """The server for these clients, which starts from this module's shared state and payload. Default: the average, weighted by
+        :attr:`weighting`. If nothing is private to the clients, the server holds a whole model, which can be measured.
         """
         return Server(self.update_state(), self.weighting, holds_model=self.shares_whole_model)
 
     def cohort(self, clients: Sequence[ClientInfo], round: int, seed: int) -> Sequence[ClientInfo] | None:
-        """Who takes part in a round, where a method says it: a function of its arguments. Default: None, as many are drawn as the
-        federation's ``participation`` says.
+        """The participants of a round, for methods that choose them: a function of its arguments. Default: None, clients are
+        sampled as the federation's ``participation`` says.
 
         Args:
-            clients: those that may take part.
+            clients: clients that may take part.
             round: from 1.
-            seed: the run's.
+            seed: the run's seed.
         """
         return None
 
     def check_rounds(self, rounds: int) -> None:
-        """Called before the first round of a run, which is to have so many, to say in a line what these are too few for. Default:
-        nothing.
+        """Warn about a run with too few rounds for this method; called before the first round. Default: nothing.
+
+        Args:
+            rounds: number of rounds of the run.
         """
 
     def new_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """The server of a run: :meth:`configure_server`'s, with the ``server_optimizer`` if there is one."""
+        """The server of a run: that of :meth:`configure_server`, with ``server_optimizer`` if it is set."""
         server = self.configure_server(clients)
         if self.server_optimizer is not None:
             parameters = {name for name, _ in self.named_parameters(remove_duplicate=False)}
@@ -309,7 +313,7 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
     # ------------------------------------------------------------------------------------------------------------ learning
 
     def forward(self, x: Any) -> Tensor:
-        """Outputs ``(B, num_classes)``, what a client predicts with. A module that nobody has trained is built for that."""
+        """Outputs ``(B, num_classes)`` that a client predicts with. Builds the module if it is not built yet."""
         if not self.is_built:
             if self._num_classes is None and (outputs := self.networks.num_outputs) is not None:
                 self.know_classes(outputs)
@@ -322,59 +326,57 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         return self.criterion(self(x), y)
 
     def phases(self) -> list[Phase]:
-        """The local procedure of a round. Default: :meth:`local_phase` of everything on :meth:`client_loss`."""
+        """The phases of a round's local training. Default: one :meth:`local_phase` of all parameters on :meth:`client_loss`."""
         return [self.local_phase("local", list(self.parameters()), self.client_loss)]
 
     def local_phase(self, name: str, parameters: Sequence[nn.Parameter], loss: Callable[[Any], Tensor], **options: Any) -> Phase:
-        """A phase of ``epochs`` epochs or ``steps`` steps; the arguments are those of :class:`.Phase`."""
+        """A phase of ``epochs`` epochs or ``steps`` steps; takes the arguments of :class:`.Phase`."""
         defaults: dict[str, Any] = {"optimizer": self.optimizer, "persistent": self.persistent}
         length = {"epochs": self.epochs} if self.steps is None else {"steps": self.steps}
         return Phase(name, parameters, loss, **defaults | length | options)
 
     def post_training_step(self, batch: Any) -> State:
-        """Look at a batch of the client's training data once more, when it has trained: in order, not augmented, with the module in
-        eval mode and without gradients (``torch.enable_grad()`` brings them back). A method that has this step gets such a pass in
-        each of its turns; its FLOPs count as training.
+        """Process a batch of the client's training data once more after training.
+
+        Batches come in order and without augmentation, the module is in eval mode and gradients are off (``torch.enable_grad()``
+        turns them on). Methods that override this hook get one such pass per turn; its FLOPs count as training.
 
         Returns:
-            Tensors by name, which are summed over the batches and given to :meth:`after_training`.
+            Tensors by name. They are summed over the batches and passed to :meth:`after_training`.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} does not review its data: it would have to override post_training_step()."
-        )
+        raise NotImplementedError(f"{type(self).__name__} has no post_training_step(): override it.")
 
     @property
     def has_post_training_step(self) -> bool:
-        """Whether there is a :meth:`post_training_step`."""
+        """Whether the method overrides :meth:`post_training_step`."""
         return type(self).post_training_step is not FederatedModule.post_training_step
 
     def after_training(self, reviewed: State) -> None:
-        """What is left to do between a client's training and its update: called in a federation, once per turn, before the update
-        and the private state are taken. Default: nothing.
+        """Called once per turn after a client's training, before its update and its private state are taken. Default: nothing.
 
         Args:
-            reviewed: the sums of what :meth:`post_training_step` returned, on the CPU; empty without it.
+            reviewed: sums of the tensors that :meth:`post_training_step` returned, on the CPU; empty without that hook.
         """
 
     def fine_tuning_phases(self) -> list[Phase]:
-        """How a federation tunes a client's model before it is measured or exported: like training, from the random stream of
-        (seed, round, client). What comes of it is thrown away. Default: as ``fine_tuning`` says; empty: as it is.
+        """The phases that fine-tune a client's model before it is measured or exported, on the random stream of
+        (seed, round, client). The result is discarded. Default: those of ``fine_tuning``; empty: no fine-tuning.
         """
         return self.fine_tuning.phases(self)
 
     # ------------------------------------------------------------------------------------------------------------ checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what the module was made with that could not be stored."""
+        """Record which arguments of ``__init__`` could not be stored."""
         super().on_save_checkpoint(checkpoint)
         checkpoint[NOT_STORED] = self._not_stored
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
-        """The module of a Trainer's checkpoint; nothing that it was made with has to be given again.
+        """The module of a Trainer's checkpoint, with the arguments that it was created with.
 
         Raises:
-            FederationError: where something was a lambda, an object or the like, which has no name: give it again.
+            FederationError: if an argument could not be stored (a lambda, an object without a name): pass it again.
         """
         try:
             return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""A server that has a state for each client."""
+"""A server that keeps a state for each client."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -10,22 +10,22 @@ from lightning_fed.tensors import State
 
 
 def combine_nothing(updates: Iterable[tuple[State, float]], state: State) -> State:
-    """No state is made of the updates: each client's stays its own."""
+    """Consumes the updates without combining them: each client's state stays its own."""
     for _ in updates:
         pass
     return {}
 
 
 class PersonalServer(Server):
-    """Keeps a state for each client in :attr:`client_state`, on disk where memory is short.
+    """Keeps a state for each client in :attr:`client_state`, on disk if memory is short.
 
-    What arrives in a round waits in :attr:`round_state` until all of it is there: until then clients are sent what follows from the
-    states before.
+    The updates of a round wait in :attr:`round_state` until all have arrived; until then clients are sent what follows from the
+    earlier states.
 
     Args:
         state: the initial shared state.
-        weighting: how updates are weighted where they are combined.
-        combine: makes the shared state of the updates. Default: nothing is combined.
+        weighting: how updates are weighted if they are combined.
+        combine: makes the shared state from the updates. Default: nothing is combined.
     """
 
     def __init__(
@@ -35,21 +35,21 @@ class PersonalServer(Server):
 
     @property
     def size(self) -> int:
-        """How many values the shared state has."""
+        """Number of values of the shared state."""
         return sum(tensor.numel() for tensor in self.state.values())
 
     def state_of(self, update: ClientUpdate) -> State:
-        """What is put into :attr:`round_state` of an update. Default: all of it."""
+        """What is stored of an update in :attr:`round_state`. Default: all of it."""
         return update.state
 
     def update_clients(self, clients: Sequence[int]) -> dict[str, float]:
-        """Replace the states of clients, when all updates have arrived and the shared state is the new one.
+        """Replace the clients' states; called when all updates have arrived and the shared state has been updated.
 
         Args:
-            clients: whose updates arrived, in order; at least one.
+            clients: ids of the clients whose updates arrived, in order; at least one.
 
         Returns:
-            Metrics of the round; by default none, and what arrived is kept as it is.
+            Metrics of the round. Default: none, and the updates become the clients' states.
         """
         for client in clients:
             self.client_state.put(client, self.round_state.get(client), self.round)

@@ -1,4 +1,4 @@
-"""A phase of training: what learns, on which loss, with which optimizer, for how long; and where in it a training is."""
+"""A phase of training: what is trained, on which loss, with which optimizer and for how long; and the progress within it."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -16,24 +16,24 @@ from lightning_fed.errors import FederationError
 
 @dataclass(frozen=True, eq=False)
 class Phase:
-    """A stretch of training in which one set of parameters learns and everything else is frozen.
+    """A part of local training in which one set of parameters is trained and all others are frozen.
 
     Args:
-        name: how the phase is called in metrics (``train/<name>_loss``).
-        parameters: what learns. Everything else has ``requires_grad=False`` and no optimizer entry, so it stays bit-identical.
-        loss: the loss of a batch, a scalar. It depends on the module and the batch alone and has no data-dependent control flow.
-        optimizer: builds the phase's optimizer, fresh each time the phase starts.
+        name: name of the phase in metrics (``train/<name>_loss``).
+        parameters: trained parameters. All others have ``requires_grad=False`` and no optimizer entry and stay bit-identical.
+        loss: loss of a batch, a scalar. It depends on the module and the batch alone and has no data-dependent control flow.
+        optimizer: builds the phase's optimizer, anew each time the phase starts.
         epochs: passes over the data. Give either epochs or steps.
-        steps: optimizer steps, across epochs if need be. The next phase starts with a new epoch.
-        eval_modules: modules that are in eval mode during the phase (dropout off, batch-norm statistics fixed).
-        persistent: whether the optimizer's state (moments) is kept from one fit to the next: in a federation it is private state,
-            and stays with the client. Else each fit begins with an empty one.
-        lr_scheduler: builds the schedule of the optimizer's learning rate; None: the module's, if it has one.
-        lr_interval: what the schedule counts; see :class:`lightning_fed.core.schedules.Schedule`. None: the module's.
-        penalty: of the parameters, a scalar that is added to the loss. It is logged apart, so that losses of methods with and
-            without one can be compared. None: there is none.
-        terms: of how many losses the loss is the sum. Logged is their mean, which compares with the loss of a method that has one.
-        gradient_clip: largest gradient norm of a step; None: the module's.
+        steps: optimizer steps, across epochs if necessary. The next phase starts with a new epoch.
+        eval_modules: modules in eval mode during the phase (dropout off, batch-norm statistics fixed).
+        persistent: whether the optimizer state (moments) is kept from one fit to the next; in a federation it is part of the
+            client's private state. Otherwise each fit starts without optimizer state.
+        lr_scheduler: builds the learning-rate schedule from the optimizer. None: the module's, if it has one.
+        lr_interval: unit that the schedule counts; see :class:`lightning_fed.core.schedules.Schedule`. None: the module's.
+        penalty: scalar function of the parameters that is added to the loss. It is logged separately, so that losses of methods
+            with and without a penalty are comparable. None: no penalty.
+        terms: number of losses that the loss is the sum of. Their mean is logged, which is comparable with a single loss.
+        gradient_clip: maximum gradient norm of a step. None: the module's.
     """
 
     name: str
@@ -55,10 +55,10 @@ class Phase:
             raise FederationError(f"Phase {self.name!r} got epochs={self.epochs}, steps={self.steps}: give exactly one.")
 
     def new_optimizer(self) -> Optimizer:
-        """The phase's optimizer, fresh.
+        """A fresh optimizer for the phase.
 
         Raises:
-            FederationError: if it refuses its settings, or cannot step on gradients that are there.
+            FederationError: if the optimizer refuses its settings, or needs a closure that evaluates the loss again.
         """
         try:
             optimizer = self.optimizer(self.parameters)
@@ -75,27 +75,27 @@ class Phase:
         return optimizer
 
     def num_epochs(self, batches_per_epoch: int, batches_per_step: int = 1) -> int:
-        """Epochs that the phase spans, the last one possibly cut short."""
+        """Number of epochs that the phase spans; the last one may be cut short."""
         return self.epochs if self.epochs is not None else -(-(self.steps or 0) * batches_per_step // batches_per_epoch)
 
     def num_batches(self, batches_per_epoch: int, batches_per_step: int = 1) -> int:
-        """Batches that the phase takes."""
+        """Number of batches that the phase takes."""
         return self.epochs * batches_per_epoch if self.epochs is not None else (self.steps or 0) * batches_per_step
 
 
 @dataclass(slots=True)
 class Progress:
-    """Where a phase is. An object beside the module: to set an attribute of a module takes long, next to a small step.
+    """Position within a phase. It is a separate object because setting attributes of a module is slow compared to a small step.
 
     Args:
-        phase: its name; None: no phase is running.
-        steps_left: of a phase that is counted in steps.
-        batches: of the running epoch, which the end of such a phase cuts short.
-        waiting: batches of a step that waits for more.
-        last_step: the batch, or the batches, of the last call of ``training_step`` if it stepped.
-        optimizer: the phase's.
-        losses: of the epoch's steps.
-        sizes: number of examples of each.
+        phase: name of the phase; None: no phase is running.
+        steps_left: remaining steps of a phase that is counted in steps.
+        batches: number of batches of the running epoch, which the end of such a phase cuts short.
+        waiting: batches of a step that needs more batches.
+        last_step: the batch or batches of the last call of ``training_step``, if it made a step.
+        optimizer: the phase's optimizer.
+        losses: losses of the epoch's steps.
+        sizes: number of examples of each step.
     """
 
     phase: str | None = None
@@ -108,6 +108,6 @@ class Progress:
     sizes: list[int] = field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a stopped training needs to go on."""
+        """The part that is saved to resume training."""
         names = ("phase", "steps_left", "batches", "waiting", "losses", "sizes")
         return {name: getattr(self, name) for name in names}

@@ -1,4 +1,4 @@
-"""Training in phases: a LightningModule in which different parameters learn one after the other. It knows no client."""
+"""Training in phases: a LightningModule in which different parameters are trained one after the other."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ from lightning_fed.errors import FederationError
 __all__ = ["CHECKPOINT", "MOMENTS", "Phase", "PhasedModule", "Progress", "default_optimizer"]
 
 MOMENTS = "optimizer/"
-"""What names of persistent optimizers' state begin with; no name of a module does."""
+"""Prefix of the names of a persistent optimizer's state; no name of a module starts with it."""
 
 
 def default_optimizer(parameters: Any) -> torch.optim.Optimizer:
@@ -32,39 +32,41 @@ def default_optimizer(parameters: Any) -> torch.optim.Optimizer:
 
 
 class PhasedModule(L.LightningModule):
-    """A LightningModule that learns in phases, by manual optimisation.
+    """A LightningModule that trains in phases, by manual optimization.
 
-    A subclass says in :meth:`phases` what learns when, on which loss and with which optimizer. The base class freezes what is
-    outside the running phase, gives each phase a fresh optimizer, steps, clips, and logs ``train/<phase>_loss``. A Trainer runs the
-    phases one after the other, and again from the first until it stops; ``max_epochs=module.num_epochs(batches)`` is once through.
+    A subclass returns its phases from :meth:`phases`: which parameters train, on which loss, with which optimizer. The base class
+    freezes all other parameters during a phase, gives each phase a fresh optimizer, steps, clips, and logs
+    ``train/<phase>_loss``. The Trainer runs the phases in order and starts over until it stops;
+    ``max_epochs=module.num_epochs(batches)`` runs them once.
 
-    A method with a step of its own overrides :meth:`compute_gradients` or :meth:`client_step`. Almost never override
-    ``training_step`` or ``configure_optimizers``: they run the phases.
+    A method with its own step overrides :meth:`compute_gradients` or :meth:`client_step`. Avoid overriding ``training_step`` or
+    ``configure_optimizers``: they run the phases.
 
-    A Trainer's checkpoint holds where the training is in its phases, and the random state: stopped anywhere and continued with
-    ``trainer.fit(…, ckpt_path=…)``, it ends as if it had never been stopped, if its data play the same batches again (those of
-    this package do; a ``DataLoader`` of one's own has to be stateful for that).
+    A Trainer's checkpoint holds the position within the phases and the random state. Training that is interrupted anywhere and
+    resumed with ``trainer.fit(…, ckpt_path=…)`` gives the same result as uninterrupted training if the data loader replays the
+    same batches. The data of this package do; your own ``DataLoader`` has to be stateful for that.
 
     Args:
-        gradient_clip: largest gradient norm of a step; None does not clip.
-        lr_scheduler: builds the schedule of each phase's learning rate from its optimizer; None: it is constant.
-        lr_interval: what the schedule counts: ``round``, runs through all phases so far; ``epoch`` or ``step``, those of the phase,
-            which begins it anew.
-        accumulate: batches whose gradients make a step, that of the mean over all of their examples, see :meth:`loss_terms`. Of a
-            phase that is counted in epochs, the last step of an epoch may have fewer.
+        gradient_clip: maximum gradient norm of a step. None: no clipping.
+        lr_scheduler: builds each phase's learning-rate schedule from its optimizer. None: the learning rate is constant.
+        lr_interval: unit that the schedule counts: ``round``, all runs through the phases so far; ``epoch`` or ``step``, those of
+            the phase, which restarts the schedule.
+        accumulate: number of batches per optimizer step; the gradient is that of the mean over all their examples, see
+            :meth:`loss_terms`. In a phase that is counted in epochs, the last step of an epoch may have fewer batches.
 
     Raises:
-        FederationError: for ``accumulate`` where a step has gradients of its own, or its loss is no mean over examples.
+        FederationError: if ``accumulate`` is set for a method that computes its own gradients or whose loss is not a mean over
+            examples.
     """
 
     accumulates = True
-    """Whether losses are means over examples, so that those of several batches add up to that of all of them."""
+    """Whether the loss is a mean over examples, so that the losses of several batches combine to that of all their examples."""
 
     batches_per_step = 1
-    """How many batches an optimizer step takes; with more than one, :meth:`client_step` gets a list of them."""
+    """Number of batches per optimizer step; if it is more than one, :meth:`client_step` gets a list of batches."""
 
     scales_gradients = True
-    """Whether gradients come from :meth:`manual_backward` alone, which scales them where the precision asks for it (16-mixed)."""
+    """Whether all gradients come from :meth:`manual_backward`, which scales them if the precision is 16-mixed."""
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class PhasedModule(L.LightningModule):
         self.lr_interval: Interval = lr_interval
         self.private_gradients: Callable[[PhasedModule, Any], Tensor] | None = None  # in place of compute_gradients
         self.frozen_names: frozenset[str] | None = None
-        self.rounds_before = 0  # runs through the phases before this fit; a federation says how many
+        self.rounds_before = 0  # runs through the phases before this fit; set by the federation
         self.progress = Progress()
         self.running_phases: list[Phase] = []  # of the current fit
         self.moments: dict[str, Tensor] = {}  # of persistent optimizers
@@ -96,17 +98,17 @@ class PhasedModule(L.LightningModule):
         self._phase: Phase | None = None
         self._schedules: dict[str, Schedule] = {}
         self._other_phases: Sequence[Phase] | None = None
-        self._epoch_batches = 0  # of an epoch that is not cut short
+        self._epoch_batches = 0  # of a whole epoch
 
     def phases(self) -> list[Phase]:
-        """What learns, one after the other."""
+        """The phases, in the order in which they run."""
         raise NotImplementedError(f"{type(self).__name__} must override phases().")
 
     @property
     def phase(self) -> Phase:
         """The running phase; after a fit, the last one."""
         if self._phase is None:
-            raise FederationError(f"{type(self).__name__} is in no phase: gradients are for training, which enters one.")
+            raise FederationError(f"{type(self).__name__} is in no phase: compute gradients only during training.")
         return self._phase
 
     @phase.setter
@@ -114,8 +116,9 @@ class PhasedModule(L.LightningModule):
         self._phase = phase
 
     def compute_gradients(self, batch: Any) -> Tensor:
-        """Set the gradients of a step of the running phase; returns the loss, which is logged. Default: those of the phase's loss
-        and penalty. This is also what FLOPs are counted of.
+        """Set the gradients of a step of the running phase and return the loss, which is logged.
+
+        Default: the gradients of the phase's loss and penalty. FLOPs are counted of this method.
         """
         if self.accumulate > 1:
             return self._accumulated_gradients(batch)
@@ -124,7 +127,7 @@ class PhasedModule(L.LightningModule):
         return loss.detach()
 
     def _accumulated_gradients(self, batches: Sequence[Any]) -> Tensor:
-        """Those of the mean over all that the losses of the batches are means over."""
+        """Set the gradients of the mean over all terms of the batches' losses."""
         terms = [self.loss_terms(batch) for batch in batches]
         total, losses = max(sum(terms), 1), []
         for batch, share in zip(batches, terms, strict=True):
@@ -136,12 +139,12 @@ class PhasedModule(L.LightningModule):
         return torch.stack(losses).sum()
 
     def loss_terms(self, batch: Any) -> int:
-        """How many terms the loss of a batch is the mean over. Default: one per example."""
+        """Number of terms that the loss of a batch is the mean over. Default: one per example."""
         return extract_batch_size(batch)
 
     @property
     def has_own_gradients(self) -> bool:
-        """Whether a step is another than one down the gradient of a loss."""
+        """Whether the method overrides :meth:`compute_gradients`."""
         return type(self).compute_gradients is not PhasedModule.compute_gradients
 
     def client_step(self, batch: Any) -> Tensor:
@@ -151,7 +154,7 @@ class PhasedModule(L.LightningModule):
         optimizer.zero_grad()
         loss = self.compute_gradients(batch) if self.private_gradients is None else self.private_gradients(self, batch)
         if (clip := self.clip_of(self.phase)) is not None:
-            # Of several optimizers that step together each has its own norm: what one network does must not depend on another.
+            # Optimizers that step together are clipped separately: one network's step must not depend on another network.
             for own in getattr(optimizer.optimizer, "optimizers", [optimizer.optimizer]):
                 self.clip_gradients(own, clip, "norm")
         optimizer.step()
@@ -159,20 +162,20 @@ class PhasedModule(L.LightningModule):
         return loss
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """What follows an optimizer's step; its groups say what was stepped, and with which rate. Default: nothing."""
+        """Called after an optimizer step, with the optimizer, whose groups hold parameters and learning rates. Default: nothing."""
 
     def clip_of(self, phase: Phase) -> float | None:
-        """The largest gradient norm of a step of a phase."""
+        """The maximum gradient norm of a step of ``phase``."""
         return self.gradient_clip if phase.gradient_clip is None else phase.gradient_clip
 
     def num_epochs(self, batches_per_epoch: int) -> int:
-        """Trainer epochs that one run through the phases takes."""
+        """Number of Trainer epochs that one run through the phases takes."""
         phases = self.phases() if self._other_phases is None else self._other_phases
         return sum(phase.num_epochs(batches_per_epoch, self.batches_per_step) for phase in phases)
 
     @contextmanager
     def training_on(self, phases: Sequence[Phase]) -> Iterator[None]:
-        """In this block a fit runs these phases, and :meth:`phases` is not asked."""
+        """A context in which a fit runs these phases instead of :meth:`phases`."""
         self._other_phases = phases
         try:
             yield
@@ -180,10 +183,10 @@ class PhasedModule(L.LightningModule):
             self._other_phases = None
 
     def load_moments(self, moments: dict[str, Tensor]) -> None:
-        """Take over the state of persistent optimizers, by the names that :attr:`moments` has.
+        """Load the state of persistent optimizers, by the names of :attr:`moments`.
 
         Raises:
-            FederationError: for that of something that is no parameter.
+            FederationError: if a name belongs to no parameter.
         """
         parameters = dict(self.named_parameters())
         if strange := [name for name in moments if name.split("/")[-2] not in parameters]:
@@ -195,8 +198,9 @@ class PhasedModule(L.LightningModule):
     # ------------------------------------------------------------------------------------------------- the Trainer's hooks
 
     def configure_callbacks(self) -> Any:
-        """None of its own. Of Lightning's hooks this is the first: what a Trainer would do to gradients is refused here, in words
-        that say what to use instead.
+        """Refuse settings of the Trainer that conflict with manual optimization; adds no callbacks.
+
+        This is the first of Lightning's hooks, so that the error names the setting to use instead.
         """
         for option, here in (("accumulate_grad_batches", "accumulate"), ("gradient_clip_val", "gradient_clip")):
             if (value := getattr(self.trainer, option)) not in (None, 0, 1 if here == "accumulate" else None):
@@ -211,16 +215,16 @@ class PhasedModule(L.LightningModule):
         return super().configure_callbacks()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add where the training is."""
+        """Add the position within the phases."""
         checkpoint[CHECKPOINT] = self.resume.state_dict(self)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Remember where the training was, in case that it is continued."""
+        """Remember the position within the phases, for training that resumes."""
         self.resume.stopped = checkpoint.get(CHECKPOINT)
 
     def configure_optimizers(self) -> Any:
-        """One optimizer per phase, and the schedules of those that have one."""
-        if self.frozen_names is None:  # asked before the first phase freezes anything
+        """One optimizer per phase, and the schedules of the phases that have one."""
+        if self.frozen_names is None:  # found before the first phase freezes anything
             self.frozen_names = self.find_frozen()
         phases = self.phases() if self._other_phases is None else self._other_phases
         self.running_phases = [phase for phase in phases if phase.epochs or phase.steps]
@@ -230,20 +234,20 @@ class PhasedModule(L.LightningModule):
             if factory := phase.lr_scheduler or self.lr_scheduler:
                 earlier = self._schedules.get(phase.name)
                 schedules[phase.name] = Schedule(factory, phase.lr_interval or self.lr_interval, optimizer, earlier)
-        self._schedules |= schedules  # those of phases that other fits run stay where they are
+        self._schedules |= schedules  # phases of other fits keep theirs
         if not schedules:
             return optimizers
         return optimizers, [{"scheduler": schedule.scheduler, "name": f"lr/{name}"} for name, schedule in schedules.items()]
 
     def find_frozen(self) -> frozenset[str]:
-        """Names of the parameters that no phase trains: those that require no gradient as the networks were made. A tied parameter
-        has several names, as in the state dict.
+        """Names of the parameters that no phase trains: those that did not require gradients when the networks were built. A tied
+        parameter has several names, as in the state dict.
         """
         return frozenset(name for name, p in self.named_parameters(remove_duplicate=False) if not p.requires_grad)
 
     def on_fit_start(self) -> None:
-        """Refuse what cannot be trained with."""
-        self.progress = Progress()  # an earlier fit left its own
+        """Refuse settings that it cannot train with."""
+        self.progress = Progress()  # not that of an earlier fit
         self.resume.begin_fit(self)
         if self.trainer.precision == "16-mixed" and not self.scales_gradients:
             raise FederationError(
@@ -265,7 +269,7 @@ class PhasedModule(L.LightningModule):
             )
 
     def on_train_start(self) -> None:
-        """Go on inside a phase, or inside an epoch, where a checkpoint was made there."""
+        """Resume within a phase or an epoch if the checkpoint was saved there."""
         if math.isinf(self.trainer.num_training_batches):
             raise FederationError(
                 "The training data have no length, by which phases are counted: give the Trainer limit_train_batches."
@@ -274,9 +278,9 @@ class PhasedModule(L.LightningModule):
         self.resume.go_on(self)
 
     def on_train_epoch_start(self) -> None:
-        """Find the phase that this epoch belongs to; enter it if it is its first epoch."""
+        """Find the phase that this epoch belongs to and enter it at its first epoch."""
         if self.trainer.num_training_batches != self.progress.batches:
-            self._epoch_batches = int(self.trainer.num_training_batches)  # loaders may have been made anew
+            self._epoch_batches = int(self.trainer.num_training_batches)  # the loaders may be new
         lengths = [phase.num_epochs(self._epoch_batches, self.batches_per_step) for phase in self.running_phases]
         run, epoch = divmod(self.current_epoch, sum(lengths))
         for phase, begin in zip(self.running_phases, accumulate(lengths, initial=0), strict=False):
@@ -290,7 +294,7 @@ class PhasedModule(L.LightningModule):
         self._cut_epoch(min(missing, self._epoch_batches))
 
     def _cut_epoch(self, batches: int) -> None:
-        """Let the running epoch have so many batches, and the Trainer validate after the last one."""
+        """Limit the running epoch to ``batches``, and let the Trainer validate after the last one."""
         loop, interval = self.trainer.fit_loop, self.trainer.val_check_interval
         self.progress.batches = loop.max_batches = batches
         if isinstance(interval, float) and self.trainer.val_check_batch is not None:
@@ -301,11 +305,11 @@ class PhasedModule(L.LightningModule):
         return optimizers[place] if isinstance(optimizers, list) else optimizers
 
     def reenter(self, phase: Phase, progress: Progress) -> None:
-        """Be at this place of a phase, where a checkpoint was made."""
+        """Resume ``phase`` at the given progress."""
         self.progress = progress
         progress.optimizer = self._optimizer(self.running_phases.index(phase))
         self._set_learning(phase)
-        assert progress.batches is not None  # of a phase that was running
+        assert progress.batches is not None  # saved while a phase was running
         self._cut_epoch(progress.batches)
 
     def _enter(self, phase: Phase, round: int) -> None:
@@ -318,7 +322,7 @@ class PhasedModule(L.LightningModule):
             for name, parameter in self.named_parameters():
                 prefix = f"{MOMENTS}{phase.name}/{name}/"
                 state = {key.removeprefix(prefix): t for key, t in self.moments.items() if key.startswith(prefix)}
-                if state:  # a counter of steps stays on the CPU, where PyTorch has it
+                if state:  # PyTorch keeps the step counter on the CPU
                     optimizer.state[parameter] = {
                         k: t.clone() if t.dim() == 0 else t.to(self.device, copy=True) for k, t in state.items()
                     }
@@ -326,7 +330,7 @@ class PhasedModule(L.LightningModule):
             self._schedules[phase.name].begin(round)
 
     def _set_learning(self, phase: Phase) -> None:
-        """Let the phase's parameters learn, and nothing else."""
+        """Make the phase's parameters trainable and freeze all others."""
         self.phase = phase
         frozen = self.frozen_names or ()
         learning = {id(p) for p in phase.parameters}
@@ -338,11 +342,11 @@ class PhasedModule(L.LightningModule):
             module.eval()
 
     def frozen_layers(self) -> Iterable[nn.Module]:
-        """Layers that are in eval mode whatever learns. Default: none."""
+        """Layers that are in eval mode in every phase. Default: none."""
         return ()
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        """One :meth:`client_step`, once there are enough batches for it."""
+        """Run :meth:`client_step` once enough batches have arrived for a step."""
         self.resume.before_step(self)
         progress = self.progress
         progress.waiting.append(batch)
@@ -358,13 +362,14 @@ class PhasedModule(L.LightningModule):
             if progress.steps_left is not None:
                 progress.steps_left -= 1
             self.step_schedule("step")
-        if batch_idx + 1 == progress.batches:  # which the loader, if it has more, does not know
+        if batch_idx + 1 == progress.batches:  # the loader may have more batches
             self.trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = True
 
     def on_train_epoch_end(self) -> None:
-        """Log ``train/<phase>_loss``, the mean over the epoch's examples and over the loss's terms: once, for logging takes longer
-        than a small step. Log ``train/<phase>_penalty``, as it is now, where there is one, and ``lr/<phase>`` where there is a
-        schedule.
+        """Log the epoch's ``train/<phase>_loss``, its current ``train/<phase>_penalty`` and ``lr/<phase>``, where there are any.
+
+        The loss is the mean over the epoch's examples and over the terms of the loss. It is logged once per epoch because logging
+        takes longer than a small step.
         """
         progress = self.progress
         if progress.losses:
@@ -377,13 +382,14 @@ class PhasedModule(L.LightningModule):
         self.step_schedule("epoch")
 
     def step_schedule(self, interval: Interval) -> None:
-        """Let the running phase's schedule, if it has one, count a step or an epoch."""
+        """Advance the running phase's schedule, if it has one, by a step or an epoch."""
         if self._schedules and self.progress.phase in self._schedules:
             self._schedules[self.progress.phase].step(interval)
 
     def on_fit_end(self) -> None:
-        """Leave the module as it was made: trainable where it was, in train mode, without gradients. Take what persistent
-        optimizers have to remember. A checkpoint that is made now still says where the training was.
+        """Store the state of persistent optimizers and reset the module: trainable as built, in train mode, without gradients.
+
+        A checkpoint that is saved now still holds the position within the phases.
         """
         self.progress.optimizer = self.progress.last_step = None
         for phase, optimizer in zip(self.running_phases, self.trainer.optimizers, strict=True):

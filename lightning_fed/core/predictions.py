@@ -1,4 +1,4 @@
-"""What a module predicts, and how that is measured."""
+"""What a module predicts, and how predictions are evaluated."""
 
 from typing import Any
 
@@ -12,17 +12,17 @@ from lightning_fed.models.answers import Answers
 from lightning_fed.tasks.task import TASKS, Loss, Metrics, Task, TaskName
 
 TARGET_NAMES = {"labels", "start_positions"}
-"""What a batch that is a dict has, if it has what is to be predicted."""
+"""Keys of a batch that is a dict, if it holds targets."""
 
 
 class PredictionMixin(L.LightningModule):
     """A LightningModule's task: its network's predictions, their loss, and Lightning's validation and test steps."""
 
     needs_classes: str | None = None
-    """Of methods that are for one class of several alone: why, and what to use else, as the error ends. None: any task will do."""
+    """For methods that only work on one class of several: why, and the alternative, as the end of an error. None: any task."""
 
     needs_cross_entropy: str | None = None
-    """The same for methods that work on a softmax, whose loss has to be a cross-entropy."""
+    """The same for methods that work on a softmax, whose loss has to be a cross-entropy. None: any loss."""
 
     task: Task
     answers: Answers
@@ -41,10 +41,10 @@ class PredictionMixin(L.LightningModule):
         metrics: Metrics | None = None,
         metric: str | None = None,
     ) -> None:
-        """Say what is predicted, before networks are built; the arguments are those of :class:`.FederatedModule`.
+        """Set the task before the networks are built; the arguments are those of :class:`.FederatedModule`.
 
         Raises:
-            FederationError: for a task that there is not.
+            FederationError: if the task does not exist.
         """
         if task not in (None, *TASKS):
             raise FederationError(f"task is {task!r}: give one of {', '.join(TASKS)}.")
@@ -54,7 +54,7 @@ class PredictionMixin(L.LightningModule):
         self.answers = Answers()
 
     def know_data(self, datamodule: Any) -> None:
-        """Predict what a Trainer's data say, before networks are built; None, or data that say nothing, leave it as it is."""
+        """Take the number of classes and the task from the data module, if it has them, before the networks are built."""
         if self._num_classes is None and (known := getattr(datamodule, "num_classes", None)):
             self.know_classes(known)
         if (task := getattr(datamodule, "problem", None)) is not None:
@@ -66,25 +66,25 @@ class PredictionMixin(L.LightningModule):
         return getattr(self, "backbone", None)
 
     def forward(self, x: Any) -> Tensor:
-        """Logits ``(B, num_classes)``, what a client predicts with."""
+        """Logits ``(B, num_classes)`` that a client predicts with."""
         logits: Tensor = self.predictor(x)
         return logits
 
     def unpack(self, batch: Any) -> tuple[Any, Tensor]:
-        """What a network takes of a batch, and what it is to predict; see :meth:`.Task.unpack`."""
+        """Split a batch into the network's inputs and the targets; see :meth:`.Task.unpack`."""
         return self.task.unpack(batch, self.predictor)
 
     def loss_terms(self, batch: Any) -> int:
-        """How many terms the loss of a batch is the mean over; see :meth:`.Task.terms`."""
+        """Number of terms that the loss of a batch is the mean over; see :meth:`.Task.terms`."""
         return self.task.terms(self.unpack(batch)[1])
 
     def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of outputs: the one that was given, or the task's."""
+        """The loss of outputs and targets: the given loss, or the task's."""
         return self.task.criterion(outputs, targets)
 
     @property
     def num_classes(self) -> int:
-        """How many classes, labels or values are predicted. Raises :class:`FederationError` while nobody has said it."""
+        """Number of classes, labels or values to predict. Raises :class:`FederationError` while it is unknown."""
         if self._num_classes is None:
             raise FederationError(
                 f"{type(self).__name__} does not know how many classes there are: give num_classes, or train on data that say it."
@@ -92,10 +92,10 @@ class PredictionMixin(L.LightningModule):
         return self._num_classes
 
     def know_classes(self, num_classes: int) -> None:
-        """Predict as many classes as the data have, before networks are built.
+        """Set the number of classes to that of the data, before the networks are built.
 
         Raises:
-            FederationError: if it was made for another number of classes.
+            FederationError: if the module was made for another number of classes.
         """
         if self._num_classes not in (None, num_classes):
             raise FederationError(
@@ -105,24 +105,25 @@ class PredictionMixin(L.LightningModule):
             self._num_classes = self.hparams["num_classes"] = num_classes
 
     def know_task(self, name: TaskName) -> None:
-        """Predict what the data say, unless something was asked for.
+        """Set the task to that of the data, unless a task was given.
 
         Raises:
-            FederationError: if networks exist that predict something else; and see :meth:`check_task`.
+            FederationError: if networks for another task are built; see also :meth:`check_task`.
         """
         if self._task_is_known or name == self.task.name:
             return
         if self.is_built:
             raise FederationError(
-                f"{type(self).__name__} has been built to predict {self.task.name}, but the data are of {name}: give it "
+                f"{type(self).__name__} has been built to predict {self.task.name}, but the task of the data is {name}: give it "
                 f"task={name!r}."
             )
         self.task, self.hparams["task"] = self.task.copied(name), name
         self.check_task()
 
     def check_task(self) -> None:
-        """Refuse a task, and a loss, for which the method is not defined: when it is made, before its own constructor goes on, and
-        again when data say what is predicted. Default: what :attr:`needs_classes` and :attr:`needs_cross_entropy` say.
+        """Refuse tasks and losses that the method does not support, as :attr:`needs_classes` and :attr:`needs_cross_entropy` say.
+
+        Called by the constructor of the base class, and again when the data determine the task.
         """
         if self.needs_classes is not None:
             self.task.need_classes(type(self).__name__, self.needs_classes)
@@ -134,50 +135,48 @@ class PredictionMixin(L.LightningModule):
             )
 
     def make_metrics(self) -> None:
-        """Make what validation and test data are measured with, when networks are there."""
+        """Create the metrics of validation and test data, once the networks are built."""
         metrics = self.configure_metrics()
         self.val_metrics, self.test_metrics = metrics.clone(prefix="val/"), metrics.clone(prefix="test/")
         self.monitor = self.choose_monitor()
 
     @property
     def _measured_network(self) -> Transformer | None:
-        """The network, if it says how its predictions are measured: which are of classes, or of texts."""
+        """The network, if it determines its own metrics: those of classes or of texts."""
         return self.predictor if self.task.name == "multiclass" and isinstance(self.predictor, Transformer) else None
 
     def configure_metrics(self) -> MetricCollection:
-        """Metrics of validation and test data. Default: the network's or the task's usual ones (accuracy of classes), the
-        monitored metric, and those that were given.
+        """Metrics of validation and test data. Default: those of the network or the task (accuracy for classes), the monitored
+        metric, and the given ones.
         """
         return self.task.configure_metrics(self.num_classes, self._measured_network)
 
     def choose_monitor(self) -> str:
-        """The name of the metric that progress, tables and model selection use. Asked once, when the metrics are there. Default:
-        the one that was asked for, else the network's or the task's first.
+        """Name of the metric that progress, tables and model selection use; called once, when the metrics exist. Default: the given
+        one, else the network's or the task's first.
         """
         return self.task.choose_monitor(self.test_metrics, self._measured_network)
 
     @property
     def higher_is_better(self) -> bool:
-        """Whether the monitored metric is to be large; an error, say, is not."""
+        """Whether larger values of the monitored metric are better."""
         return self.task.higher_is_better(self.monitor, self.test_metrics, self._measured_network)
 
     def inspect(self) -> dict[str, float]:
-        """What else there is to know of a client's model when it is measured, by name: it goes into the results of the client.
-        Default: nothing.
-        """
+        """Additional results of a client's model, by name, collected when the client is evaluated. Default: none."""
         return {}
 
     def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:
-        """Take a batch into the metrics."""
+        """Update the metrics with a batch."""
         x, y = self.unpack(batch)
-        if metrics:  # some networks are measured by their answers alone
+        if metrics:  # some networks are evaluated by their generated answers only
             outputs = self(x)
             metrics.update(*self.task.measured(outputs, y))
             self.log_loss(metrics, outputs, y)
         self.answers.add(self.predictor, x, y)
 
     def log_loss(self, metrics: MetricCollection, outputs: Tensor, y: Tensor) -> None:
-        """Log the loss of a batch beside its metrics, where a Trainer measures."""
+        """Log the loss of a batch during a Trainer's evaluation."""
         if self._trainer is not None:
             self.log(f"{metrics.prefix}loss", self.criterion(outputs, y), on_step=False, on_epoch=True, batch_size=len(y))
 
@@ -192,17 +191,17 @@ class PredictionMixin(L.LightningModule):
         self.update_metrics(self.test_metrics, batch)
 
     def predict_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
-        """Outputs of a batch: of inputs alone, or of a batch as it is trained with."""
+        """Outputs of a batch, which may hold inputs only or inputs and targets."""
         alone = isinstance(batch, Tensor) or (isinstance(batch, dict) and not TARGET_NAMES & batch.keys())
         outputs: Tensor = self(batch if alone else self.unpack(batch)[0])
         return outputs
 
     def on_validation_epoch_end(self) -> None:
-        """Log ``val/…`` scores of texts."""
+        """Log the ``val/…`` scores of generated texts."""
         self._log_scores("val/")
 
     def on_test_epoch_end(self) -> None:
-        """Log ``test/…`` scores of texts."""
+        """Log the ``test/…`` scores of generated texts."""
         self._log_scores("test/")
 
     def _log_scores(self, stage: str) -> None:

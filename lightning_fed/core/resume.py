@@ -1,4 +1,4 @@
-"""Training that is stopped anywhere and continued as if it had never been, also inside an epoch."""
+"""Training that can be interrupted anywhere, also within an epoch, and resumed as if it had not been."""
 
 from typing import Any
 
@@ -9,15 +9,15 @@ from lightning_fed.errors import FederationError
 from lightning_fed.seeding import random_state, set_random_state
 
 CHECKPOINT = "phases"
-"""Where a checkpoint of Lightning's has what is added here."""
+"""The key of this package's entries in a Lightning checkpoint."""
 
 
 class Resume:
-    """What a checkpoint says of where in its phases a training is, and of the random state. Each :class:`.PhasedModule` has one
-    of its own, and gives itself to it.
+    """Saves and restores the position within the phases and the random state. Each :class:`.PhasedModule` has its own instance and
+    passes itself to the methods.
 
     Attributes:
-        stopped: what a checkpoint that is about to be continued says; else None.
+        stopped: the entries of a checkpoint that is about to be resumed; else None.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Resume:
         self._epoch_to_start = False
 
     def state_dict(self, module: Any) -> dict[str, Any]:
-        """Where the training is."""
+        """The position within the phases and the random state."""
         return {
             "phases": [phase.name for phase in module.running_phases],
             "epoch": module.current_epoch,
@@ -35,9 +35,9 @@ class Resume:
         }
 
     def begin_fit(self, module: Any) -> None:
-        """Take the moments of a training that is continued. Raises :class:`FederationError` if it had other phases."""
+        """Load the optimizer state of a resumed training. Raises :class:`FederationError` if it had other phases."""
         if not module.trainer.ckpt_path:
-            self.stopped = None  # a checkpoint was loaded, but is not continued
+            self.stopped = None  # a checkpoint was loaded, but training does not resume from it
         if self.stopped:
             module.moments = {name: tensor.to("cpu") for name, tensor in self.stopped["moments"].items()}
             before, now = (", ".join(names) for names in (self.stopped["phases"], [p.name for p in module.running_phases]))
@@ -48,7 +48,7 @@ class Resume:
                 )
 
     def go_on(self, module: Any) -> None:
-        """Be in the phase, and at the batch, at which the training was stopped. The loaders have to be there."""
+        """Restore the phase and the batch at which training was interrupted. The loaders must exist."""
         stopped, self.stopped = self.stopped, None
         if stopped is None:
             return
@@ -57,14 +57,14 @@ class Resume:
             phase = module.running_phases[stopped["phases"].index(progress["phase"])]
             module.reenter(phase, Progress(**progress))
             if module.trainer.fit_loop.restarted_mid_epoch and module.current_epoch > stopped["epoch"]:
-                # From the last batch of an epoch Lightning goes on with the next one, but calls no hook between them. It still has
-                # to see that the last one was the last, so that the next epoch starts with its first batch.
+                # After the last batch of an epoch Lightning resumes with the next epoch, but calls no hook between them. It still
+                # has to see that this batch was the last, so that the next epoch starts with its first batch.
                 module.step_schedule("epoch")
                 self._epoch_to_start = True
-        set_random_state(stopped["random_state"])  # last: until here, loaders and others may have drawn
+        set_random_state(stopped["random_state"])  # last, because loaders and others may draw before
 
     def before_step(self, module: Any) -> None:
-        """Start the epoch whose start Lightning left out."""
+        """Call the hook of an epoch start that Lightning skipped."""
         if self._epoch_to_start:
             self._epoch_to_start = False
             module.on_train_epoch_start()

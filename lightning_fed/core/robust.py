@@ -1,4 +1,4 @@
-"""Robust rules: what the server makes of a round's updates where some may be wrong, or hostile."""
+"""Robust aggregation rules: they combine a round's updates when some may be faulty or malicious."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -17,37 +17,37 @@ from lightning_fed.tensors import State
 log = logging.getLogger(__name__)
 
 VECTOR, REST = "vector", "rest"
-"""What of an update a rule is about, and what else there is of it, as one vector each."""
+"""The part of an update that a rule aggregates, and the rest, as one vector each."""
 
 
 class Aggregation(ABC):
-    """Makes one state of a round's updates, which all count the same: an attacker says itself how many examples it has.
+    """Combines a round's updates into one state, all with the same weight, because an attacker can claim any number of examples.
 
-    What learns is one vector of each update. Buffers (statistics of batch norm, counters) have units of their own, and would hide
-    what the parameters say: of each of their entries the median is taken. Vectors lie where a run keeps what arrives in a round: in
-    memory up to its limit, and on disk.
+    The trainable part of each update becomes one vector. Buffers (batch-norm statistics, counters) have units of their own, which
+    would dominate the parameters: the rule takes the median of each of their entries. Vectors are stored where the run keeps what
+    arrives within a round: in memory up to its limit, then on disk.
     """
 
     @property
     def least(self) -> int:
-        """How many updates the rule needs."""
+        """Number of updates that the rule needs."""
         return 1
 
     @abstractmethod
     def merge(self, vectors: Vectors, start: Tensor) -> Tensor:
-        """One vector of n, ``(d,)`` in float64.
+        """Merge n vectors into one, ``(d,)`` in float64.
 
         Args:
-            vectors: what the clients sent, in client order.
-            start: the server's, ``(d,)``.
+            vectors: the clients' vectors, in client order.
+            start: the server's vector, ``(d,)``.
         """
 
     def arriving(self, vector: Tensor, start: Tensor) -> Tensor:
-        """What is kept of an update's vector, when it arrives. Default: all of it."""
+        """What is stored of an update's vector when it arrives. Default: all of it."""
         return vector
 
     def combine(self, updates: Iterable[tuple[State, float]], state: State, store: RoundState, buffers: Collection[str]) -> State:
-        """A :data:`.Combine` with a place to put updates aside, and the names of buffers. Empty if too few arrive."""
+        """A :data:`.Combine` that also gets a store for updates and the names of buffers. Empty if too few updates arrive."""
         store.clear()
         learned, others, clients = State(), State(), 0
         for clients, (update, _) in enumerate(updates, start=1):
@@ -74,7 +74,7 @@ class Aggregation(ABC):
 
 @dataclass(frozen=True)
 class Median(Aggregation):
-    """The median of each value (Yin et al. 2018); of an even number the mean of the two in the middle."""
+    """The median of each value (Yin et al. 2018); with an even number of updates, the mean of the two middle values."""
 
     def merge(self, vectors: Vectors, start: Tensor) -> Tensor:
         def middle(ordered: Tensor) -> Tensor:
@@ -85,10 +85,10 @@ class Median(Aggregation):
 
 @dataclass(frozen=True)
 class TrimmedMean(Aggregation):
-    """The mean of each value without its smallest and its largest (Yin et al. 2018).
+    """The mean of each value without its smallest and largest values (Yin et al. 2018).
 
     Args:
-        cut: how many are left out on either side: as many as there are attackers.
+        cut: number of values to drop on either side: as many as there are attackers.
     """
 
     cut: NonNegativeInt = 1
@@ -107,12 +107,14 @@ class TrimmedMean(Aggregation):
 
 @dataclass(frozen=True)
 class MultiKrum(Aggregation):
-    r"""The mean of the updates that are nearest to their neighbours (Blanchard et al. 2017): an update's score is the sum of its
-    squared distances to the :math:`n - f - 2` nearest others. Of equal scores the client with the lowest id counts.
+    r"""The mean of the updates that are nearest to their neighbours (Blanchard et al. 2017).
+
+    The score of an update is the sum of its squared distances to its :math:`n - f - 2` nearest neighbours. Ties go to the client
+    with the lowest id.
 
     Args:
-        attackers: :math:`f`, how many there may be.
-        keep: of how many the mean is; None: of :math:`n - f`.
+        attackers: :math:`f`, the assumed maximum number of attackers.
+        keep: number of updates to average. None: :math:`n - f`.
     """
 
     attackers: NonNegativeInt = 1
@@ -137,22 +139,22 @@ class MultiKrum(Aggregation):
 
 
 def krum_scores(distances: Tensor, attackers: int) -> Tensor:
-    """Each update's sum of squared distances to its nearest others, ``(n,)``.
+    """Each update's sum of squared distances to its nearest neighbours, ``(n,)``.
 
     Args:
-        distances: squared, of each two, ``(n, n)``.
-        attackers: how many there may be.
+        distances: pairwise squared distances, ``(n, n)``.
+        attackers: assumed maximum number of attackers.
     """
     neighbours = len(distances) - attackers - 2
-    apart = distances.clone().fill_diagonal_(torch.inf)  # by its place: equal updates are at distance 0, too
+    apart = distances.clone().fill_diagonal_(torch.inf)  # by position: equal updates have distance 0, too
     return apart.sort(dim=1).values[:, :neighbours].sum(dim=1)
 
 
 class Krum(MultiKrum):
-    """The one update that is nearest to its neighbours; see :class:`MultiKrum`.
+    """The single update that is nearest to its neighbours; see :class:`MultiKrum`.
 
     Args:
-        attackers: how many there may be.
+        attackers: assumed maximum number of attackers.
     """
 
     def __init__(self, attackers: NonNegativeInt = 1) -> None:
@@ -161,11 +163,11 @@ class Krum(MultiKrum):
 
 @dataclass(frozen=True)
 class GeometricMedian(Aggregation):
-    """The point whose distances to all updates have the smallest sum: RFA (Pillutla et al. 2022), by Weiszfeld's steps until they
-    stand still. They need the updates' distances alone.
+    """The point with the smallest sum of distances to all updates: RFA (Pillutla et al. 2022), by Weiszfeld's algorithm until it
+    converges. It needs only the distances between updates.
 
     Args:
-        steps: at most so many.
+        steps: maximum number of steps.
     """
 
     steps: PositiveInt = 1000
@@ -179,15 +181,17 @@ class GeometricMedian(Aggregation):
 
 
 def weiszfeld(distances: Tensor, steps: int) -> Tensor:
-    r"""The weights of n points in their geometric median, ``(n,)``. Of a mixture :math:`z = \sum_j w_j x_j` the squared distance to
-    :math:`x_i` is :math:`\sum_j w_j D_{ij} - \frac{1}{2} \sum_{jk} w_j w_k D_{jk}`.
+    r"""The weights of n points in their geometric median, ``(n,)``.
+
+    The squared distance of a mixture :math:`z = \sum_j w_j x_j` to :math:`x_i` is
+    :math:`\sum_j w_j D_{ij} - \frac{1}{2} \sum_{jk} w_j w_k D_{jk}`.
 
     Args:
-        distances: squared, of each two, :math:`D`, ``(n, n)``.
-        steps: at most so many.
+        distances: pairwise squared distances :math:`D`, ``(n, n)``.
+        steps: maximum number of steps.
     """
     weights = torch.full((len(distances),), 1 / len(distances), dtype=torch.float64)
-    nearest = 1e-12 * distances.max().sqrt()  # where a point lies on the median
+    nearest = 1e-12 * distances.max().sqrt()  # for points that lie on the median
     if nearest == 0:
         return weights
     for _ in range(steps):
@@ -201,10 +205,10 @@ def weiszfeld(distances: Tensor, steps: int) -> Tensor:
 
 @dataclass(frozen=True)
 class ClippedMean(Aggregation):
-    """The mean of the clients' changes, each scaled down to a norm.
+    """The mean of the clients' changes, each scaled down to a maximum norm.
 
     Args:
-        clip: the largest Euclidean norm of a change.
+        clip: maximum Euclidean norm of a change.
     """
 
     clip: PositiveFloat
@@ -223,7 +227,7 @@ class ClippedMean(Aggregation):
 
 
 def _vector(state: State) -> Tensor:
-    """All values, in float32 or what is wider."""
+    """All values as one vector, in float32 or the wider dtype."""
     flat = flatten(state) if state else torch.zeros(0)
     return flat.to(torch.promote_types(flat.dtype, torch.float32))
 
@@ -233,5 +237,5 @@ def _sorted(vectors: Vectors, start: int, stop: int) -> Tensor:
 
 
 def _lower_median(vectors: Vectors) -> Tensor:
-    """Of each value one that somebody sent: counters stay whole numbers."""
+    """The lower median of each value, which is one that a client sent: counters stay integers."""
     return torch.cat([_sorted(vectors, *block)[(len(vectors.clients) - 1) // 2] for block in vectors.blocks()])

@@ -1,4 +1,4 @@
-"""Schedules of a learning rate: over the steps or the epochs of a phase, or over the rounds of a federation."""
+"""Learning-rate schedules over the steps or epochs of a phase, or over the rounds of a federation."""
 
 import copy
 import warnings
@@ -11,28 +11,28 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from lightning_fed.errors import FederationError
 
 Interval = Literal["round", "epoch", "step"]
-"""What a schedule counts."""
+"""The unit that a schedule counts."""
 
 
 Reached = tuple[int, dict[str, Any], list[dict[str, Any]]]
-"""A number of steps; the scheduler's state after them, and the optimizer's hyperparameters, per group of parameters."""
+"""A number of steps, the scheduler's state after them, and the optimizer's hyperparameters per parameter group."""
 
 
 class Schedule:
-    """The schedule of one phase's optimizer.
+    """The learning-rate schedule of one phase.
 
-    Over ``step`` and ``epoch`` it begins anew with each run of the phase, as the optimizer does. Over ``round`` the phase has the
-    same rate in all its steps: that which the schedule has after as many steps as there were rounds before.
+    Over ``step`` and ``epoch`` it restarts with each run of the phase, like the optimizer. Over ``round`` all steps of a phase have
+    the same rate: that of the schedule after as many steps as there were rounds before.
 
     Args:
-        factory: builds a scheduler of PyTorch's from an optimizer.
-        interval: what it counts.
-        optimizer: of the phase.
-        earlier: the schedule that the phase had with an earlier optimizer: from there a round is one step further, not as many
-            steps as there were rounds.
+        factory: builds a PyTorch scheduler from an optimizer.
+        interval: unit that it counts.
+        optimizer: the phase's optimizer.
+        earlier: the phase's schedule with an earlier optimizer. From there a new round takes one step, instead of as many steps
+            as there were rounds.
 
     Raises:
-        FederationError: for a scheduler that waits for a measurement.
+        FederationError: for a scheduler that needs a metric.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class Schedule:
         scheduler = factory(optimizer)
         if isinstance(scheduler, ReduceLROnPlateau):
             raise FederationError(
-                "ReduceLROnPlateau waits for a measurement, which a schedule over rounds, epochs or steps has not: take another "
-                "lr_scheduler, MultiStepLR or CosineAnnealingLR, say."
+                "ReduceLROnPlateau needs a metric, which a schedule over rounds, epochs or steps does not have: use another "
+                "lr_scheduler, such as MultiStepLR or CosineAnnealingLR."
             )
         self.interval: Interval = interval
         self.scheduler: LRScheduler = scheduler
@@ -52,7 +52,7 @@ class Schedule:
         self._reached: Reached = earlier._reached if earlier else self._start
 
     def begin(self, round: int) -> None:
-        """The phase begins, after so many rounds."""
+        """Start the phase after ``round`` earlier rounds."""
         steps = round if self.interval == "round" else 0
         done, state, hyperparameters = self._reached if self._reached[0] <= steps else self._start
         self.scheduler.load_state_dict(copy.deepcopy(state))
@@ -64,14 +64,14 @@ class Schedule:
         self.rate = self._rate()
 
     def step(self, interval: Interval) -> None:
-        """A step, or an epoch, is over. :attr:`rate` is what it had."""
+        """Advance after a step or an epoch; :attr:`rate` is the learning rate that it had."""
         self.rate = self._rate()
         if interval == self.interval:
             self._advance()
 
     def _advance(self) -> None:
         with warnings.catch_warnings():
-            # Over rounds it steps before any optimizer does: those of earlier rounds did.
+            # Over rounds the scheduler steps before this optimizer does; the optimizers of earlier rounds have stepped.
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step\\(\\)` before")
             self.scheduler.step()
 

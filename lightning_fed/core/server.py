@@ -1,4 +1,4 @@
-"""What the server keeps, what it sends, and how it merges what comes back."""
+"""The server of a method: what it stores, what it sends, and how it merges the clients' updates."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import ClassVar, Literal
@@ -13,23 +13,23 @@ from lightning_fed.nn.server_optimizers import ServerOptimizer
 from lightning_fed.tensors import State
 
 ServerVerb = Literal["predict_public", "train_on_public", "evaluate"]
-"""What can be done with a model of the server's."""
+"""What the engine can do with a model of the server."""
 
 UPDATE, PRIVACY = "update/", "privacy/"
-"""What the names of a :class:`ServerUpdate`'s tensors begin with in a checkpoint, and those of a :class:`Privacy`."""
+"""Prefixes of the tensors of a :class:`ServerUpdate` and of a :class:`Privacy` in a checkpoint."""
 
 RunOnServer = Callable[[ServerVerb, Iterable[Broadcast]], Iterator[ClientUpdate]]
-"""Has the engine do that with each of some models, and hands on what comes of it, in order."""
+"""Has the engine do this with each of several models and yields the results in order."""
 
 
 Combine = Callable[[Iterable[tuple[State, float]], State], State]
-"""Makes one state of a round's updates, which come with their weights, one at a time and in client order, and of the server's
-state. Empty if none comes.
+"""Combines a round's updates into one state. It gets pairs of update and weight, one at a time and in client order, and the
+server's state. Returns an empty state if there are no updates.
 """
 
 
 def mean_of_updates(updates: Iterable[tuple[State, float]], state: State) -> State:
-    """The weighted mean; see :class:`.WeightedMean`."""
+    """The weighted mean of the updates; see :class:`.WeightedMean`."""
     mean = WeightedMean()
     for update, weight in updates:
         mean.add(update, weight)
@@ -37,29 +37,29 @@ def mean_of_updates(updates: Iterable[tuple[State, float]], state: State) -> Sta
 
 
 class Privacy:
-    """What is done to a round's updates for the privacy of the clients. Default: nothing."""
+    """How a round's updates are protected: clipping before they are combined, noise afterwards. Default: neither."""
 
     def clip(self, update: State, state: State) -> State:
-        """Bound what one client contributes, before anything is combined.
+        """Bound the contribution of one client, before updates are combined.
 
         Args:
-            update: what it sent.
-            state: the server's, from which the client started.
+            update: the client's update.
+            state: the server's state, from which the client started.
         """
         return update
 
     def add_noise(self, combined: State, state: State, clients: int) -> State:
-        """Hide what one client contributed, before the server's state is updated.
+        """Add noise that hides each client's contribution, before the server's state is updated.
 
         Args:
-            combined: of so many clients' updates.
-            state: the server's, before the update.
-            clients: how many.
+            combined: the combined updates.
+            state: the server's state before the update.
+            clients: number of combined updates.
         """
         return combined
 
     def note(self, round: int, updates: Collection[ClientUpdate]) -> None:
-        """See which updates a round has merged. Default: nothing.
+        """Record which updates a round has merged. Default: nothing.
 
         Args:
             round: from 1.
@@ -67,58 +67,59 @@ class Privacy:
         """
 
     def metrics(self) -> dict[str, float]:
-        """What is reported of it after a round. Default: nothing."""
+        """Metrics to report after a round. Default: none."""
         return {}
 
     def spent(self) -> dict[str, float]:
-        """What all rounds so far cost, reported where clients are measured: it may take seconds. Default: nothing."""
+        """The privacy cost of all rounds so far; it may take seconds and is reported when clients are evaluated. Default: none."""
         return {}
 
     def state_dict(self) -> State:
-        """What is kept from round to round (what has been spent, say): a part of the checkpoint, as that of :class:`ServerUpdate`.
-        Default: nothing.
+        """State that is kept between rounds (the privacy cost so far, for example) and saved in checkpoints, see
+        :meth:`ServerUpdate.state_dict`. Default: none.
         """
         return {}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from :meth:`state_dict`."""
+        """Resume from :meth:`state_dict`."""
 
 
 class ServerUpdate:
-    """How the combined updates become the server's new state. Default: they replace it."""
+    """How the combined updates change the server's state. Default: they replace it."""
 
     one_unit: ClassVar[bool] = True
-    """Whether all that is combined is a model: robust rules compare what is in its units alone."""
+    """Whether all combined tensors are parts of a model. Robust rules compare only tensors of the same unit."""
 
     def __call__(self, state: State, combined: State, clients: int) -> State:
         """The new state.
 
         Args:
-            state: the one before.
-            combined: of so many clients' updates.
-            clients: how many.
+            state: the previous state.
+            combined: the combined updates.
+            clients: number of combined updates.
         """
         return combined
 
     def state_dict(self) -> State:
-        """What is kept from round to round (moments, say): a part of the checkpoint. A checkpoint is held against it before a run
-        goes on, so that names, shapes and dtypes are the same from the beginning. Default: nothing.
+        """State that is kept between rounds (moments, for example) and saved in checkpoints. Default: none.
+
+        Before a run resumes, its checkpoint is compared with this state: names, shapes and dtypes must not change between rounds.
         """
         return {}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from :meth:`state_dict`."""
+        """Resume from :meth:`state_dict`."""
 
 
 class PartialUpdate(ServerUpdate):
-    """What no update brings stays as it is: for methods of which a part rests in some rounds."""
+    """Keeps all tensors that no update contains: for methods in which a part is not trained in some rounds."""
 
     def __call__(self, state: State, combined: State, clients: int) -> State:
         return state | combined
 
 
 class OptimizerUpdate(ServerUpdate):
-    """A step of an optimizer for each parameter; all else is replaced."""
+    """Steps each parameter with a server optimizer and replaces all other tensors."""
 
     def __init__(self, optimizer: ServerOptimizer, parameters: State) -> None:
         self.optimizer = optimizer
@@ -130,7 +131,7 @@ class OptimizerUpdate(ServerUpdate):
         return combined | {name: weight for name, (weight, _) in steps.items()}
 
     def state_dict(self) -> State:
-        """``<what>/<parameter>`` of all that is held."""
+        """The optimizer's state, as ``<what>/<parameter>``."""
         return {f"{what}/{name}": tensor for name, own in self.moments.items() for what, tensor in own.items()}
 
     def load_state_dict(self, state: State) -> None:
@@ -138,35 +139,35 @@ class OptimizerUpdate(ServerUpdate):
 
 
 class Server:
-    r"""Federated averaging: one state, sent to everybody, replaced by the mean of the updates.
+    r"""Federated averaging: one state, sent to all participants and replaced by the mean of their updates.
 
-    With ``weighting="examples"`` (McMahan et al. 2017, Algorithm 1) client :math:`k` counts :math:`n_k / \sum_{j \in S} n_j`,
-    :math:`n` being training examples and :math:`S` the clients that took part in the round; with ``"uniform"`` everybody counts
-    the same. Either way the weights sum to 1 over the participants.
+    With ``weighting="examples"`` (McMahan et al. 2017, Algorithm 1) client :math:`k` has weight :math:`n_k / \sum_{j \in S} n_j`,
+    where :math:`n` is the number of training examples and :math:`S` the set of participants of the round. With ``"uniform"`` all
+    participants have the same weight. In both cases the weights sum to 1.
 
-    A round's updates are merged in three parts, each of which can be another one: ``combine`` → ``privacy`` → ``update``.
+    Updates are merged in three steps, each of which can be replaced: ``combine`` → ``privacy`` → ``update``.
 
     Args:
         state: the initial shared state.
         weighting: how updates are weighted.
-        holds_model: whether the state is a whole model, which can be measured on the server's test data.
-        combine: makes one state of the updates (robust rules, exact merging of low-rank factors). Default: the weighted mean.
-        privacy: clips each update before that, and adds noise after it. Default: neither.
-        update: makes the new state of the old and of the combined one (server optimizers). Default: the combined one.
+        holds_model: whether the state is a whole model, which can be evaluated on the server's test data.
+        combine: combines the updates into one state (robust rules, exact merging of low-rank factors). Default: weighted mean.
+        privacy: clips each update before they are combined, and adds noise afterwards. Default: neither.
+        update: computes the new state from the old and the combined one (server optimizers). Default: the combined one.
     """
 
     round: int = 0
-    """The running round, from 1."""
+    """The current round, from 1."""
 
     cohort: Sequence[ClientInfo] = ()
-    """Who takes part in it, in client order."""
+    """The participants of the current round, in client order."""
 
     client_state: ClientStates
-    """What is kept for each client from round to round, for servers that keep anything: in checkpoints, by reference."""
+    """What the server keeps for each client between rounds, if anything. Checkpoints refer to it."""
 
     round_state: RoundState
-    """What is there of each client within a round: in no checkpoint. A server that keeps what arrives puts it here, and moves it
-    when all of it is there; see :class:`.PersonalServer`.
+    """What the server has of each client within a round; it is in no checkpoint. A server that stores updates as they arrive puts
+    them here and moves them once all have arrived; see :class:`.PersonalServer`.
     """
 
     def __init__(
@@ -186,15 +187,15 @@ class Server:
         self.update = update or ServerUpdate()
 
     def optimize_with(self, optimizer: ServerOptimizer, parameters: Collection[str], method: str) -> None:
-        """Step to the mean of the updates as an optimizer does, from before the first round on.
+        """Step with a server optimizer towards the mean of the updates; called before the first round.
 
         Args:
-            optimizer: of the steps.
-            parameters: names of those of the method's module; those that the state has are optimized.
-            method: whose server it is, for an error.
+            optimizer: the server optimizer.
+            parameters: names of the module's parameters; those in the server's state are optimized.
+            method: name of the method, for errors.
 
         Raises:
-            FederationError: if the server merges in a way of its own, or averages no parameters.
+            FederationError: if the server has its own way of merging updates, or averages no parameters.
         """
         given = f"{method} got server_optimizer={type(optimizer).__name__}, but"
         require(
@@ -207,15 +208,15 @@ class Server:
         self.update = OptimizerUpdate(optimizer, own)
 
     def aggregate_with(self, rule: Aggregation, buffers: Collection[str], method: str) -> None:
-        """Combine updates by a robust rule instead of the mean, from before the first round on.
+        """Combine updates by a robust rule instead of the mean; called before the first round.
 
         Args:
-            rule: the rule.
-            buffers: names of the buffers of the method's module.
-            method: whose server it is, for an error.
+            rule: the robust rule.
+            buffers: names of the module's buffers.
+            method: name of the method, for errors.
 
         Raises:
-            FederationError: if the server does not take a mean of states that are all alike.
+            FederationError: if the server does not average updates with the same tensors.
         """
         require(
             type(self).aggregate is Server.aggregate
@@ -228,16 +229,16 @@ class Server:
         self.combine = lambda updates, state: rule.combine(updates, state, self.round_state, buffers)
 
     def protect_with(self, privacy: Privacy, combine: Combine, buffers: Collection[str], method: str) -> None:
-        """Bound and hide what each client contributes, from before the first round on.
+        """Clip and hide each client's contribution; called before the first round.
 
         Args:
-            privacy: clips updates, and adds noise.
-            combine: sums them.
-            buffers: names of the buffers of the method's module.
-            method: whose server it is, for an error.
+            privacy: clips updates and adds noise.
+            combine: sums the updates.
+            buffers: names of the module's buffers.
+            method: name of the method, for errors.
 
         Raises:
-            FederationError: where something about a client would leave the server without being hidden.
+            FederationError: if the server would reveal something about a client that is not protected.
         """
         given, kind = f"{method} got privacy, but", type(self)
         learns = ("train_on_public", "public_training", "refresh_statistics")
@@ -259,59 +260,60 @@ class Server:
         self.privacy, self.combine, self.weighting = privacy, combine, "uniform"
 
     def attach_storage(self, client_state: ClientStates, round_state: RoundState) -> None:
-        """Where to keep something for each client: called once, before the first round and before a run is continued."""
+        """Set where to store what is kept for each client; called once, before the first round and before a run resumes."""
         self.client_state, self.round_state = client_state, round_state
 
     def on_round_start(self, round: int, cohort: Sequence[ClientInfo]) -> None:
-        """Prepare a round, the first thing in it. What is random about a round is drawn here: the global random streams are those
-        of (seed, round). Default: note :attr:`round` and :attr:`cohort`.
+        """Prepare a round; called first in each round. Default: set :attr:`round` and :attr:`cohort`.
+
+        Draw what is random about a round here: the global random generators are seeded with (seed, round).
         """
         self.round, self.cohort = round, cohort
 
     def weight(self, update: ClientUpdate) -> int:
-        """How much an update counts."""
+        """The weight of an update."""
         return update.num_examples if self.weighting == "examples" else 1
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
-        """What ``client`` receives at the start of its turn."""
+        """What the server sends to ``client`` at the start of its turn."""
         return Broadcast(self.state)
 
     def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
-        """What ``client`` is measured with. Default: what it would be sent."""
+        """What ``client`` is evaluated with. Default: what it would be sent."""
         return self.broadcast(client)
 
     def global_models(self) -> dict[str, Broadcast]:
-        """Models that are measured on the server's test data, by name. Default: ``global``, if the state is a whole model."""
+        """Models to evaluate on the server's test data, by name. Default: ``global`` if the state is a whole model."""
         return {"global": Broadcast(self.state)} if self.holds_model else {}
 
     def refresh_statistics(self, statistics_of: Callable[[Broadcast], State]) -> None:
-        """Refresh the statistics of the models before they are measured, for methods that have any.
+        """Recompute the models' statistics before they are evaluated, for methods that have statistics.
 
         Args:
             statistics_of: sends a model to all clients and returns the mean of their statistics over all batches.
         """
 
     def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
-        """Tensors with the names, shapes and dtypes that an update must have. The run checks it before :meth:`aggregate` sees the
-        update. Default: those that the client was sent.
+        """Tensors with the names, shapes and dtypes that an update must have; checked before :meth:`aggregate` gets the update.
+        Default: those that the client was sent.
 
         Args:
-            update: what came back: its tensors are ordinary ones, see :func:`.check_form`, nothing else has been checked.
-            sent: what its sender received at the start of its turn.
+            update: the client's update. Its tensors are ordinary ones, see :func:`.check_form`; nothing else has been checked.
+            sent: what the client received at the start of its turn.
         """
         return sent.state
 
     def check(self, update: ClientUpdate, sent: Broadcast, client: ClientInfo) -> None:
-        """Refuse an update that is not what was expected of its sender; see :func:`.check_update`. Who receives updates calls this
-        once for each, before :meth:`aggregate` sees it.
+        """Refuse an update that does not fit its sender; see :func:`.check_update`. Whoever receives updates calls this once for
+        each, before :meth:`aggregate` gets it.
 
         Args:
-            update: what came back; nothing about it has been checked.
-            sent: what its sender received at the start of its turn.
+            update: the client's update, unchecked.
+            sent: what the client received at the start of its turn.
             client: the sender.
 
         Raises:
-            FederationError: naming the client and what is wrong.
+            FederationError: if the update does not fit; names the client and the mismatch.
         """
         check_form(update, "flops")
         if update.num_examples != client.num_train:
@@ -322,11 +324,12 @@ class Server:
         check_payload(update, self.expected_payload(update, sent))
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        """Merge a round's updates, which arrive one at a time and in client order; returns metrics, none by default. Turns may have
-        been lost: what is decided by who takes part is decided by whose update arrives. If nobody's does, the state stays.
+        """Merge a round's updates, which arrive one at a time and in client order; returns metrics, by default none.
 
-        Each update was checked: it fits and is finite. Where one does not, the iteration raises an error, which must leave the
-        server's state unchanged: replace it when all are merged.
+        Turns may have been lost: rely on the updates that arrive, not on :attr:`cohort`. If none arrives, the state stays as it is.
+
+        Each update has been checked: it fits and is finite. If one does not, the iteration raises an error, which must leave the
+        server's state unchanged: replace the state only after all updates are merged.
         """
         clients = 0
 
@@ -342,40 +345,39 @@ class Server:
         return self.privacy.metrics()
 
     def train_on_public(self, run_on_server: RunOnServer) -> dict[str, float]:
-        """Learn something of one's own, after :meth:`aggregate`; returns metrics. For methods whose server trains; default:
-        nothing.
+        """Train on the server after :meth:`aggregate`; returns metrics. Default: nothing.
 
         Args:
-            run_on_server: has the engine do something with each of some models, which are taken and handed on one at a time.
-                ``predict_public``: the update's state has ``outputs``, what the model says of each example of the public data,
-                ``(M, C)``. ``train_on_public``: it has trained :meth:`.PublicDistillation.server_phases` on the public data, and
-                the state is the model. The metrics have its ``steps`` and ``flops``. ``evaluate``: the metrics have what is
-                measured on everybody's data.
+            run_on_server: has the engine process several models, which are consumed and returned one at a time.
+                ``predict_public``: the update's state has ``outputs``, the model's outputs for each example of the public data,
+                ``(M, C)``. ``train_on_public``: the model is trained in :meth:`.PublicDistillation.server_phases` on the public
+                data, and the state is the trained model. The metrics have its ``steps`` and ``flops``. ``evaluate``: the metrics
+                are those measured on the data of all clients.
         """
         return {}
 
     def public_training(self, client: ClientInfo) -> Broadcast | None:
-        """What a client whose update arrived is sent once more in this round, after :meth:`train_on_public`: it trains its
-        :meth:`.PublicDistillation.public_phases` on the public data and sends nothing. Default: None, it trains no more.
+        """What a client whose update arrived is sent after :meth:`train_on_public`: it trains its
+        :meth:`.PublicDistillation.public_phases` on the public data and sends nothing back. Default: None, no such training.
         """
         return None
 
     def state_dict(self) -> State:
-        """Everything a checkpoint must hold, besides what is :attr:`client_state` for each client."""
+        """All that a checkpoint must hold, except :attr:`client_state`."""
         parts = {UPDATE: self.update.state_dict(), PRIVACY: self.privacy.state_dict()}
         return {**self.state, **{f"{part}{name}": tensor for part, kept in parts.items() for name, tensor in kept.items()}}
 
     def expected_state(self, stored: State) -> State:
-        """Tensors with the names, shapes and dtypes that a checkpoint must have for this run to go on from it. Default: those that
-        the server has now, before the first round.
+        """Tensors with the names, shapes and dtypes that a checkpoint must have for this run to resume from it. Default: those of
+        the server's state before the first round.
 
         Args:
-            stored: what the checkpoint has; nothing about it has been checked.
+            stored: the checkpoint's tensors, unchecked.
         """
         return self.state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from :meth:`state_dict`."""
+        """Resume from :meth:`state_dict`."""
         parts: dict[str, State] = {UPDATE: {}, PRIVACY: {}, "": {}}
         for name, tensor in state.items():
             part = next(part for part in parts if name.startswith(part))
@@ -384,5 +386,5 @@ class Server:
         if parts[PRIVACY]:
             self.privacy.load_state_dict(parts[PRIVACY])
         own = parts[""]
-        # What comes from a file comes in no order.
+        # Tensors from a file come in no particular order.
         self.state = {name: own[name] for name in self.state if name in own} | own

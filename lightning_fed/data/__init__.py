@@ -1,4 +1,4 @@
-"""Lightning datamodules that know their clients, and the partitions that make clients differ."""
+"""Lightning datamodules for federated data, and the partitions that divide examples among clients."""
 
 from lightning_fed.data.augment import random_crop_flip
 from lightning_fed.data.batches import BatchTransform, Inputs, SharedTensors, ShuffledBatches

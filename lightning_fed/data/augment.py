@@ -6,13 +6,13 @@ from torch.nn.functional import pad
 
 
 def random_crop_flip(images: Tensor, padding: int = 4) -> Tensor:
-    """Shift each image by up to ``padding`` pixels, filling with zeros, and mirror half of them.
+    """Shift each image by up to ``padding`` pixels, filling with zeros, and flip half of them horizontally.
 
-    Draws come from torch's global CPU generator on every device, so that one seed augments alike everywhere.
+    Random numbers come from torch's global CPU generator on every device, so that a seed gives the same augmentation everywhere.
 
     Args:
-        images: batch of shape (B, C, H, W). Use it before normalization: then the filling is black.
-        padding: largest shift in pixels.
+        images: batch of shape (B, C, H, W). Apply it before normalization, so that the filling is black.
+        padding: maximum shift in pixels.
     """
     count, channels, height, width = images.shape
     shift = torch.randint(0, 2 * padding + 1, (2, count, 1))

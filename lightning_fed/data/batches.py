@@ -1,4 +1,4 @@
-"""Batches cut from shared tensors: a batch is one indexing of each, with no Python per example."""
+"""Batches cut from shared tensors: a batch is one indexing operation per tensor, without Python code per example."""
 
 import math
 from collections.abc import Iterator
@@ -17,38 +17,38 @@ from lightning_fed.errors import FederationError, require
 from lightning_fed.seeding import derive_seed
 
 Inputs = Tensor | dict[str, Tensor] | LazyInputs
-"""Images, or what a network takes by name (tokenised texts): tensors of shape (N, …), with one row per example; or what makes the
-images of a batch when they are needed.
+"""Images, or named inputs of a network (tokenized texts): tensors of shape (N, …), with one row per example; or an object that
+makes the images of a batch on demand.
 """
 
 Batch = tuple[Tensor | dict[str, Tensor], Tensor]
-"""Images, or other inputs, and what is to be predicted."""
+"""Images or other inputs, and the targets."""
 
 TARGETS = "targets"
-"""Name, among the inputs, of what is to be predicted where that is not the label; a network does not get it."""
+"""Name of the targets among the inputs, if the labels are not the targets; networks do not get it."""
 
 INPUT = "input"
-"""Name, among the inputs, of what a network takes as it is and not by name, beside :data:`TARGETS`: images, or rows of numbers."""
+"""Name of an unnamed input of a network, beside :data:`TARGETS`: images, or rows of numbers."""
 
 EXAMPLE = "example"
-"""Name, among the inputs, of the number of the example that a row belongs to, shape (N,). A network drops it."""
+"""Name, among the inputs, of the number of the example that each row belongs to, shape (N,). Networks do not get it."""
 
 SingleExample = Literal["join", "drop", "keep"]
-"""What becomes of an example that would be alone in the last training batch, see :func:`batches_of`."""
+"""What to do with an example that would be alone in the last training batch, see :func:`batches_of`."""
 
 ROUND_UP = 8
-"""Batches of texts have a multiple of so many columns, so that few shapes occur: a step is counted once per shape."""
+"""Batches of texts are padded to a multiple of this many columns, so that few shapes occur: a step is counted once per shape."""
 
 
 def take(inputs: Inputs, rows: Tensor | slice) -> Inputs:
-    """Some of the examples."""
+    """The inputs of some examples."""
     if isinstance(inputs, LazyInputs):
         return Taken(inputs, torch.arange(len(inputs))[rows])
     return inputs[rows] if isinstance(inputs, Tensor) else {name: tensor[rows] for name, tensor in inputs.items()}
 
 
 def join(first: Inputs, second: Inputs) -> Inputs:
-    """The examples of both."""
+    """The inputs of the first examples, then those of the second."""
     if isinstance(first, Taken) and isinstance(second, Taken) and first.inputs is second.inputs:
         return Taken(first.inputs, torch.cat([first.rows, second.rows]))
     if isinstance(first, LazyInputs) and isinstance(second, LazyInputs):
@@ -89,10 +89,10 @@ def count(inputs: Inputs) -> int:
 
 
 def trimmed(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tokenised texts without the columns that are padding in all of them, except those up to a multiple of 8.
+    """Tokenized texts without columns that are padding in all of them, rounded up to a multiple of 8 columns.
 
     Args:
-        inputs: with an ``attention_mask``, shape (B, L): every tensor of L columns is cut alike. Without, nothing is.
+        inputs: named inputs. With an ``attention_mask`` of shape (B, L), all tensors with L columns are cut; else none is.
     """
     mask = inputs.get("attention_mask")
     if mask is None:
@@ -104,49 +104,49 @@ def trimmed(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def batches_of(order: Tensor, batch_size: int, single_example: SingleExample) -> list[Tensor]:
-    """Indices cut into batches.
+    """Cut indices into batches.
 
-    Batch norm cannot learn from one value per channel. So where one example would be left for the last batch, it can ``join`` the
-    batch before, which is larger by one then; it can be left out (``drop``); or one can ``keep`` it, as published protocols do, for
-    networks without batch norm. An only example is always kept, and so are batches that shall be of size 1.
+    Batch norm cannot train on one value per channel. If a single example is left for the last batch, it can ``join`` the previous
+    batch, be left out (``drop``), or be a batch (``keep``), as in published protocols, for networks without batch norm. If there is
+    only one example, or batches are of size 1, it is always kept.
 
     Args:
         order: the indices, shape (N,).
         batch_size: size of a batch; the last one may be smaller.
-        single_example: what becomes of the last example where N mod ``batch_size`` is 1.
+        single_example: what to do with the last example if N mod ``batch_size`` is 1.
     """
     batches = list(torch.split(order, batch_size))
     if num_batches(len(order), batch_size, single_example) < len(batches):
         lone = batches.pop()
-        if batches and single_example == "join":  # without examples there is one batch of none
+        if batches and single_example == "join":  # without examples there is one empty batch
             batches[-1] = torch.cat([batches[-1], lone])
     return batches
 
 
 def num_batches(examples: int, batch_size: int, single_example: SingleExample) -> int:
-    """How many batches :func:`batches_of` makes."""
+    """Number of batches that :func:`batches_of` makes."""
     full, rest = divmod(examples, batch_size)
     alone = rest == 1 and full > 0 and single_example != "keep"
     return full + (rest > 0 and not alone)
 
 
 def _as_it_is(batch: Any) -> Any:
-    return batch  # it consists of tensors already
+    return batch  # already tensors
 
 
 class ShuffledBatches(Sampler[Tensor]):
     """Batches of indices, shuffled anew each epoch; the last one may be smaller, see :func:`batches_of`.
 
-    The order is a function of ``seed`` and the epoch. Lightning calls :meth:`set_epoch`, after it has asked for an iterator: the
-    order is made when the first batch is asked for.
+    The order is a function of ``seed`` and the epoch. Lightning calls :meth:`set_epoch` after it has created an iterator, so the
+    order is made when the first batch is requested.
 
     Args:
-        indices: what to shuffle.
+        indices: indices to shuffle.
         batch_size: size of a batch.
         seed: non-negative.
-        single_example: what becomes of an example that would be alone in the last batch.
-        start: of batches that go on where the last iteration stopped, also in the middle of a permutation: how many were played
-            before. None: each iteration is an epoch of its own.
+        single_example: what to do with an example that would be alone in the last batch.
+        start: number of batches used before, for batches that continue where the last iteration stopped, also in the middle of a
+            permutation. None: each iteration is an epoch of its own.
     """
 
     def __init__(
@@ -156,17 +156,17 @@ class ShuffledBatches(Sampler[Tensor]):
         self.batch_size = batch_size
         self.seed = seed
         self.single_example: SingleExample = single_example
-        self.played = start  # so far; None: nobody counts
+        self.played = start  # batches used so far; None: not counted
         self.epoch = 0
-        self.position = 0  # how many batches of the epoch were played
-        self._stopped: tuple[int, int] | None = None  # epoch and position where the next iteration goes on
+        self.position = 0  # batches of the epoch used so far
+        self._stopped: tuple[int, int] | None = None  # epoch and position at which the next iteration continues
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next iteration."""
+        """Set the epoch of the next iteration."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Tensor]:
-        """The epoch's batches, or those that are left of a stopped epoch."""
+        """The epoch's batches, or the remaining ones of an interrupted epoch."""
         stopped, self._stopped = self._stopped, None
         return self._play(stopped)
 
@@ -188,11 +188,11 @@ class ShuffledBatches(Sampler[Tensor]):
         return batches_of(self.indices[order], self.batch_size, self.single_example)
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is."""
+        """The current epoch and position."""
         return {"epoch": self.epoch, "position": self.position} | ({} if self.played is None else {"played": self.played})
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Let the next iteration go on from there, if it is of the same epoch."""
+        """Continue the next iteration there, if it has the same epoch."""
         self._stopped = state["epoch"], state["position"]
         self.played = state.get("played")
 
@@ -201,13 +201,12 @@ class ShuffledBatches(Sampler[Tensor]):
 
 
 class PoissonBatches(Sampler[Tensor]):
-    """Poisson samples of indices: a batch has each of them with probability ``batch_size`` / N, independently of the others and of
-    other batches, and may be empty. An epoch has as many batches as if they were cut. The draw is a function of ``seed`` and the
-    epoch.
+    """Poisson samples of indices: each batch contains each index with probability ``batch_size`` / N, independently, and may be
+    empty. An epoch has ⌈N / ``batch_size``⌉ batches. They are a function of ``seed`` and the epoch.
 
     Args:
-        indices: of whom is drawn, shape (N,).
-        batch_size: the expected size of a batch.
+        indices: indices to sample from, shape (N,).
+        batch_size: expected batch size.
         seed: non-negative.
     """
 
@@ -229,9 +228,7 @@ class PoissonBatches(Sampler[Tensor]):
 
 
 class ResumableLoader(DataLoader[Batch]):
-    """A loader that Lightning keeps in its checkpoints: a stopped epoch goes on with the batch that was next. Its sampler is
-    resumable, too.
-    """
+    """A loader whose state Lightning saves in checkpoints: an interrupted epoch resumes with the next batch."""
 
     sampler: ShuffledBatches
 
@@ -244,11 +241,11 @@ class ResumableLoader(DataLoader[Batch]):
 
 @dataclass(eq=False)
 class SharedTensors(Dataset[Batch]):
-    """Images, or other inputs, and labels that every client's loaders index.
+    """Images or other inputs, and labels, which all clients' loaders index.
 
     Args:
-        images: shape (N, …); or tensors of that shape by the name by which a network takes them, and perhaps :data:`TARGETS`; or
-            what makes a batch of them when it is needed.
+        images: tensor of shape (N, …); tensors of that shape by their names in the network, possibly with :data:`TARGETS`; or an
+            object that makes a batch of them on demand.
         labels: shape (N,), int64.
     """
 
@@ -259,7 +256,7 @@ class SharedTensors(Dataset[Batch]):
         return len(self.labels)
 
     def __getitem__(self, indices: Tensor) -> Batch:
-        """A batch: the examples at the given indices; texts are as long as the longest of them, see :func:`trimmed`."""
+        """The batch of the examples at the given indices; texts are cut to the longest, see :func:`trimmed`."""
         labels = self.labels[indices]
         read = self.images.read(indices) if isinstance(self.images, LazyInputs) else take(self.images, indices)
         if isinstance(read, Tensor):
@@ -271,12 +268,12 @@ class SharedTensors(Dataset[Batch]):
 
     @property
     def input_shape(self) -> tuple[int, ...] | None:
-        """Of one example as a network gets it; None where it gets several tensors by name."""
+        """Shape of one input of a network; None for several named inputs."""
         inputs, _ = self[torch.zeros(1, dtype=torch.int64)]
         return tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else None
 
     def targets(self, indices: Tensor) -> Tensor:
-        """What is to be predicted of examples."""
+        """The targets of the examples at the given indices."""
         named = self.images.get(TARGETS) if isinstance(self.images, dict) else None
         return (self.labels if named is None else named)[indices]
 
@@ -292,32 +289,32 @@ class SharedTensors(Dataset[Batch]):
         return DataLoader(self, sampler=PoissonBatches(indices, batch_size, seed), **self._options())
 
     def in_order(self, indices: Tensor, batch_size: int, no_single: bool = False) -> DataLoader[Batch] | list[Batch]:
-        """A loader for evaluation; without examples an empty list, which Lightning takes for "nothing to do".
+        """A loader for evaluation; without examples an empty list, which Lightning skips.
 
         Args:
-            indices: of the examples.
+            indices: indices of the examples.
             batch_size: size of a batch; the last one may be smaller.
-            no_single: let the last batch be larger by one example where that example would be alone: it has no variance.
+            no_single: join a single example that would be the last batch to the previous one, because it has no variance.
         """
         batches = batches_of(indices, batch_size, "join" if no_single else "keep")
         return DataLoader(self, sampler=batches, **self._options()) if len(indices) else []
 
     @staticmethod
     def _options() -> dict[str, Any]:
-        """A loader's options: its sampler gives whole batches. Lightning asks for many iterators, each of which draws a number that
-        is of no use here; with a generator of their own, what else is drawn does not depend on how often they are asked for.
+        """Options of a loader whose sampler yields whole batches. Lightning creates many iterators, each of which draws an unused
+        number; with its own generator a loader does not shift other random draws.
         """
         return {"batch_size": None, "collate_fn": _as_it_is, "generator": torch.Generator()}
 
 
 @dataclass(frozen=True)
 class BatchTransform:
-    """Turns a batch of bytes into what a network takes, on the device where the batch is.
+    """Converts a batch of bytes into a network's input, on the device of the batch.
 
     Args:
-        mean: per channel, of pixels in [0, 1].
-        std: the same.
-        augment: what training batches go through first.
+        mean: mean per channel, of pixels in [0, 1].
+        std: standard deviation per channel.
+        augment: augmentation of training batches.
     """
 
     mean: tuple[float, ...]
@@ -325,15 +322,15 @@ class BatchTransform:
     augment: Literal["none", "crop_flip"]
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be divided by."""
+        """Refuse values that cannot be used for normalization."""
         good = all(math.isfinite(value) for value in (*self.mean, *self.std)) and min(self.std) > 0
         require(good, f"Got mean={list(self.mean)} and std={list(self.std)}: give numbers, and of std numbers above 0.")
 
     def check_channels(self, inputs: Any) -> None:
-        """Refuse images in bytes that have other channels than there are means and deviations.
+        """Refuse byte images whose number of channels differs from that of means and standard deviations.
 
         Args:
-            inputs: of the data; anything but bytes is not normalized.
+            inputs: inputs of the data; only bytes are normalized.
         """
         if not isinstance(inputs, Tensor) or inputs.dtype != torch.uint8:
             return
@@ -356,7 +353,7 @@ class BatchTransform:
         return set(self.mean) == {0.0} and set(self.std) == {1.0}
 
     def __call__(self, batch: Batch, trainer: L.Trainer | None) -> Batch:
-        """The batch as floats of the Trainer's precision; anything but bytes passes unchanged."""
+        """The batch as floats in the Trainer's precision; other inputs than bytes are returned unchanged."""
         images, labels = batch
         if isinstance(images, dict) or images.dtype != torch.uint8:
             return batch

@@ -1,4 +1,4 @@
-"""What data give, as the tensors that everything else takes: arrays converted, and what has no meaning refused."""
+"""Conversion of given data to tensors, with checks of their values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,21 +13,21 @@ from lightning_fed.data.lazy import LazyInputs
 from lightning_fed.errors import FederationError, require
 
 Array = Tensor | NDArray[Any]
-"""A tensor, or an array that becomes one."""
+"""A tensor, or an array that is converted to one."""
 
 Given = Array | Mapping[str, Array] | LazyInputs
-"""Inputs as people have them."""
+"""Inputs as users provide them."""
 
 
 def checked_pools(given: Any, name: str) -> tuple[Inputs, Tensor, Inputs, Tensor]:
     """Inputs and labels of both sets, as tensors.
 
     Args:
-        given: what :meth:`.FederatedDataModule.load` returned: tensors, arrays or lists.
-        name: of the data.
+        given: the return value of :meth:`.FederatedDataModule.load`: tensors, arrays or lists.
+        name: name of the data.
 
     Raises:
-        FederationError: if it is something else, or if labels are not whole numbers, one per example.
+        FederationError: for anything else, or if labels are not integers, one per example.
     """
     require(
         isinstance(given, Sequence) and not isinstance(given, str) and len(given) == 4,
@@ -40,7 +40,7 @@ def checked_pools(given: Any, name: str) -> tuple[Inputs, Tensor, Inputs, Tensor
 
 
 def checked_inputs(given: Any, what: str) -> Inputs:
-    """Inputs as tensors, or what makes them."""
+    """Inputs as tensors, or as lazy inputs."""
     if isinstance(given, LazyInputs | Tensor):
         return given
     if isinstance(given, Mapping):
@@ -49,23 +49,22 @@ def checked_inputs(given: Any, what: str) -> Inputs:
 
 
 def as_tensor(given: Any, what: str = "inputs") -> Tensor:
-    """Numbers as a network takes them. Memory is shared where nothing has to change.
+    """Convert numbers to a tensor that a network takes. Memory is shared if nothing has to change.
 
     Args:
         given: an array or lists. Bytes are images: grey, (N, H, W), or channels last, (N, H, W, C), or first, (N, C, H, W), where
-            C is 1 or 3. Channels are taken to be first where both would do. Floats of 64 bits, NumPy's default, become those of
-            PyTorch's.
-        what: they are, for an error.
+            C is 1 or 3; if both are possible, channels first. 64-bit floats, NumPy's default, are converted to PyTorch's default.
+        what: name of the data, for errors.
 
     Raises:
-        FederationError: for what are no numbers, or rows of different lengths.
+        FederationError: if these are no numbers, or rows of different lengths.
     """
     try:
         array = np.asarray(given)
     except ValueError as error:
         raise FederationError(f"The {what}: rows of different shapes ({error}): expected numbers of one shape each.") from error
     require(array.dtype.kind in "buif", f"The {what}: {array.dtype} of shape {array.shape}, expected numbers.")
-    if array.dtype == np.longdouble:  # which torch has not
+    if array.dtype == np.longdouble:  # torch does not have it
         array = array.astype(np.float64)
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if tensor.dtype == torch.float64:
@@ -81,7 +80,7 @@ def as_labels(given: Any, what: str) -> Tensor:
     """Labels as a tensor of shape (N,), int64.
 
     Raises:
-        FederationError: if they are not whole numbers, one per example.
+        FederationError: if they are not integers, one per example.
     """
     try:
         labels = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
@@ -90,7 +89,7 @@ def as_labels(given: Any, what: str) -> Tensor:
     require(
         labels.dim() == 1,
         f"The {what} have the shape {tuple(labels.shape)}: expected one whole number per example, shape (N,)"
-        + (", as argmax(1) makes it of one-hot labels." if labels.dim() == 2 else "."),
+        + (", such as argmax(1) of one-hot labels." if labels.dim() == 2 else "."),
     )
     require(not labels.is_complex(), f"The {what} are complex: expected whole numbers from 0.")
     if labels.is_floating_point() and (wrong := ~labels.isfinite() | (labels != labels.floor())).any():
@@ -103,9 +102,9 @@ def check_labels(name: str, num_classes: int, num_images: int, labels: Tensor) -
     """Refuse labels that do not fit the images or the number of classes.
 
     Args:
-        name: of the data.
-        num_classes: how many there may be.
-        num_images: how many examples there are.
+        name: name of the data.
+        num_classes: number of classes.
+        num_images: number of examples.
         labels: shape (N,), int64.
     """
     require(len(labels) == num_images, f"Got {num_images} images and {len(labels)} labels: give one label per image.")
@@ -120,10 +119,10 @@ def check_labels(name: str, num_classes: int, num_images: int, labels: Tensor) -
 
 
 def refuse_no_numbers(inputs: Inputs) -> None:
-    """Refuse inputs with NaN or infinity, which would look as if the training diverged.
+    """Refuse inputs with NaN or infinity, which would look like diverged training.
 
     Args:
-        inputs: of all examples; what is read lazily is not looked at, and masks may have infinity.
+        inputs: inputs of all examples. Lazy inputs are not checked, and masks may contain infinity.
     """
     if isinstance(inputs, LazyInputs):
         return
@@ -141,7 +140,7 @@ def refuse_no_numbers(inputs: Inputs) -> None:
 
 
 def pick_column(name: str, columns: Mapping[str, Any], column: str) -> NDArray[Any]:
-    """One of the columns that data have."""
+    """A column of the data, by name."""
     known = ", ".join(columns) or "none"
     require(
         column in columns,

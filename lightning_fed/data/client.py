@@ -1,4 +1,4 @@
-"""One client's data, a datamodule like any other."""
+"""The data of one client, as an ordinary datamodule."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,19 +19,18 @@ class ClientDataModule(L.LightningDataModule):
 
     Args:
         info: id and sizes.
-        data: the tensors all clients share.
+        data: the tensors that all clients share.
         splits: indices of the train, validation and test examples.
-        transform: what each batch goes through.
-        batch_size: of training.
-        eval_batch_size: of validation and test.
+        transform: transform of each batch.
+        batch_size: batch size for training.
+        eval_batch_size: batch size for validation and test.
         order_seed: seed of the order of training batches; may be set between fits.
-        score: see :meth:`lightning_fed.data.FederatedDataModule.score`; None where no texts are answered.
+        score: see :meth:`lightning_fed.data.FederatedDataModule.score`. None: no texts are generated.
         single_example: see :class:`lightning_fed.data.FederatedDataModule`.
-        num_classes: see :class:`lightning_fed.data.FederatedDataModule`; None: it is not known.
-        problem: see :class:`lightning_fed.data.FederatedDataModule`; None: it is not known.
-        poisson: whether a training batch has each example with probability ``batch_size`` / n, independently of the others, which
-            privacy of examples needs; may be set between fits.
-        start: how many batches of training were played before, where they go on; may be set between fits. None: each epoch has a
+        num_classes: see :class:`lightning_fed.data.FederatedDataModule`. None: unknown.
+        problem: see :class:`lightning_fed.data.FederatedDataModule`. None: unknown.
+        poisson: whether training batches are Poisson samples, see :class:`.PoissonBatches`; may be set between fits.
+        start: number of training batches used before, for batches that continue; may be set between fits. None: each epoch has a
             new order. See ``continue_epochs`` of :class:`lightning_fed.data.FederatedDataModule`.
     """
 
@@ -58,35 +57,35 @@ class ClientDataModule(L.LightningDataModule):
         return self.data.input_shape
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        """Shuffled batches; a fit's epoch ``e`` has the order of (``order_seed``, ``e``)."""
+        """Shuffled batches; epoch ``e`` of a fit has the order of (``order_seed``, ``e``)."""
         if self.poisson:
             return self.data.sampled(self.splits[0], self.batch_size, self.order_seed)
         return self.data.shuffled(self.splits[0], self.batch_size, self.order_seed, self.single_example, self.start)
 
     def val_dataloader(self) -> DataLoader[Batch] | list[Batch]:
-        """Batches in order; an empty list where nothing is held out."""
+        """Batches in order; an empty list without validation examples."""
         return self.data.in_order(self.splits[1], self.eval_batch_size)
 
     def test_dataloader(self) -> DataLoader[Batch] | list[Batch]:
         return self.data.in_order(self.splits[2], self.eval_batch_size)
 
     def predict_dataloader(self) -> DataLoader[Batch] | list[Batch]:
-        """The training examples in order, not augmented, in batches as in training: what statistics are gathered on."""
+        """The training examples in order and without augmentation, in training batches, to compute statistics."""
         return self.data.in_order(self.splits[0], self.batch_size, no_single=True)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Any:
-        """Normalise and, in training, augment on the device."""
+        """Normalize and, in training, augment on the device."""
         return self.transform(batch, self.trainer)
 
 
 class PublicDataModule(ClientDataModule):
-    """Examples of nobody's to train on, with their numbers in place of labels, and everybody's to validate and test on.
+    """Public examples for training, with their numbers in place of labels, and the pooled validation and test data of the clients.
 
     Args:
-        held_out: everybody's data.
+        held_out: the pooled data of all clients.
         data: the public inputs, numbered.
-        rows: which of them there are.
-        batch_size: of training.
+        rows: positions of the public examples.
+        batch_size: batch size for training.
     """
 
     def __init__(self, held_out: ClientDataModule, data: SharedTensors, rows: Tensor, batch_size: int) -> None:

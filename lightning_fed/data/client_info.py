@@ -1,27 +1,27 @@
-"""What is known about a client without looking at its data."""
+"""Information about a client that does not require its data."""
 
 from dataclasses import dataclass
 
 SERVER = -1
-"""The id under which everybody's pooled data are measured."""
+"""The id of the server, under which the pooled data are evaluated."""
 
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What is known about a client without looking at its data.
+    """Information about a client that does not require its data.
 
     Args:
-        id: position in the federation, from 0.
-        num_train: training examples, the :math:`n_k` of weighted averages.
-        num_val: validation examples.
-        num_test: test examples.
-        label_counts: training examples per label, length ``num_labels``.
-        model_size: how large a version of the model the client has, where a method has several; the server says so with its
-            broadcast. None: the whole model.
-        num_clients: how many clients the federation has, those that never take part included.
-        num_public: how many public examples there are, which belong to nobody.
-        takes_part: whether it is among those of whom a cohort is drawn; else it is only measured. The server's to know: what is
-            built for a client does not depend on it.
+        id: index in the federation, from 0.
+        num_train: number of training examples, the :math:`n_k` of weighted averages.
+        num_val: number of validation examples.
+        num_test: number of test examples.
+        label_counts: number of training examples per label, length ``num_labels``.
+        model_size: size of the client's version of the model, for methods with several; the server sets it with its broadcast.
+            None: the whole model.
+        num_clients: number of clients of the federation, including those that never take part.
+        num_public: number of public examples.
+        takes_part: whether the client may be sampled; otherwise it is only evaluated. For the server only: what is built for a
+            client does not depend on it.
     """
 
     id: int

@@ -1,4 +1,4 @@
-"""A federation's data: many clients that share one copy."""
+"""The data of a federation: many clients that share one copy in memory."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, Literal, get_args
@@ -24,73 +24,72 @@ from lightning_fed.options import AnySeed, PositiveInt, require_from
 from lightning_fed.tasks.task import TaskName
 
 NUM_CLIENTS = 10
-"""How many clients examples are dealt to if nobody says."""
+"""Default number of clients that examples are dealt to."""
 
 Pools = tuple[Inputs, Tensor, Inputs, Tensor]
-"""Training images and labels, test images and labels. Instead of images: inputs that a network takes by name."""
+"""Training images and labels, test images and labels. Instead of images: named inputs of a network."""
 
 
 def pools_of(inputs: Inputs, labels: Tensor, num_train: int | None = None) -> Pools:
-    """The first examples to train on, so many, and the others to test on; None: all are to train on."""
+    """Split examples into the first ``num_train`` for training and the others for test. None: all are for training."""
     train, test = slice(num_train), slice(len(labels) if num_train is None else num_train, None)
     return take(inputs, train), labels[train], take(inputs, test), labels[test]
 
 
 class FederatedDataModule(L.LightningDataModule):
-    """Data of a federation. A dataset overrides :meth:`load` and sets ``num_classes``, ``mean`` and ``std``.
+    """The data of a federation. A dataset overrides :meth:`load` and sets ``num_classes``, ``mean`` and ``std``.
 
-    The data are loaded by :meth:`setup`, at the latest when they are first asked for. As a datamodule of its own it is
-    everybody's data pooled: ``L.Trainer().fit(module, data)`` trains the centralized reference.
+    :meth:`setup` loads the data, at the latest when they are first needed. Used as a datamodule itself, it holds the pooled data of
+    all clients: ``L.Trainer().fit(module, data)`` trains the centralized reference.
 
     Args:
         num_clients: number of clients that examples are dealt to; None: 10. With a natural partition (:class:`ByColumn`) the
-            clients are those of the data: None takes all, a number draws so many.
-        partition: who holds what; default, two classes per client.
-        batch_size: of training.
-        eval_batch_size: of validation and test.
+            clients are those of the data: None takes all, a number draws that many.
+        partition: how examples are divided among clients. Default: two classes per client.
+        batch_size: batch size for training.
+        eval_batch_size: batch size for validation and test.
         split: ``pooled`` joins training and test set, partitions them and divides each client's part by shares (8:1:1
-            by default, as in the text of pFedLoRA). ``official`` partitions both sets alike and holds out validation
-            examples of the training part (as in the code of pFedLoRA, where ``val_share`` is 0.2, and of FedDecomp,
-            where it is 0), unless the data have a validation set of their own.
-        val_share: share of a client's examples (official: of its training part) held out for validation.
+            by default, as in the text of pFedLoRA). ``official`` partitions both sets in the same way and holds out validation
+            examples from the training part (as in the code of pFedLoRA, where ``val_share`` is 0.2, and of FedDecomp,
+            where it is 0), unless the data have their own validation set.
+        val_share: share of a client's examples (``official``: of its training part) held out for validation.
         test_share: share of a client's examples held out for test, 0.1 if not given; for ``pooled`` only.
-        augment: what training batches go through: nothing, or a random crop after padding by 4 pixels and a random
-            mirroring.
-        single_example: what becomes of an example that would be alone in a client's last training batch, of which batch norm cannot
-            learn: ``join`` adds it to the batch before, ``drop`` leaves it out of the epoch, ``keep`` lets it be a batch.
-        continue_epochs: whether a client's batches go on, in its next turn, where its last one stopped, also in the middle of an
-            epoch: with ``steps``, no example is seen a second time before all others are (FLamby's and FedJAX's convention). Else
-            each turn begins with a new order. A lost turn moves nothing.
-        limit_examples: for a quick try, at most so many of a client's examples for training, as many for validation and for test,
-            drawn by the partition's seed; None: all.
-        public: inputs that belong to nobody, for methods that distil on them: the training inputs of other data, made like the
-            clients' (images of their size and colours, and normalized as theirs), or a share of the training set that no client
-            gets. Their labels are never looked at.
-        seed: of the partition and the split, and of the order of batches outside a federation.
-        partition_seed: of the partition and the split alone: who holds what, what is public, and what of a client's part is for
-            validation and test. None: ``seed``. Runs that have it in common have the same clients.
+        augment: augmentation of training batches: none, or a random crop after padding by 4 pixels and random horizontal flips.
+        single_example: what to do with an example that would be alone in a client's last training batch, which batch norm cannot
+            train on: ``join`` adds it to the previous batch, ``drop`` leaves it out of the epoch, ``keep`` makes it a batch.
+        continue_epochs: whether a client's next turn continues with the batch after its last one, also in the middle of an epoch:
+            with ``steps``, no example is used a second time before all others (FLamby's and FedJAX's convention). Otherwise each
+            turn starts with a new order. Lost turns do not count.
+        limit_examples: maximum number of a client's training, validation and test examples each, drawn by the partition's seed, for
+            quick tests. None: all.
+        public: inputs that belong to no client, for methods that distill on them: the training inputs of other data, converted to
+            the clients' form (images of their size and channels, normalized in the same way), or a share of the training set that
+            no client gets. Their labels are not used.
+        seed: seed of the partition and the split, and of the order of batches outside a federation.
+        partition_seed: seed of the partition and the split only: the clients' examples, the public ones, and each client's
+            validation and test examples. None: ``seed``. Runs with the same value have the same clients.
     """
 
     num_classes: int
 
     class_names: Sequence[str] | None = None
-    """What the classes are called, in the order of their numbers; None where the data do not say it, and before they are loaded."""
+    """Names of the classes, in the order of their numbers; None if the data have none, and before they are loaded."""
 
     client_names: Sequence[str] | None = None
-    """What the data call their clients, in the order of their ids, once they are loaded; None where examples are dealt."""
+    """Names of the clients in the data, in the order of their ids, once loaded; None if examples are dealt."""
 
     predicts_labels = True
-    """Whether the labels by which the data are partitioned are also what is predicted. If not, the inputs have the targets, see
-    :data:`lightning_fed.data.batches.TARGETS`, and labels say what an example is about (its topic, say).
+    """Whether the labels by which the data are partitioned are also the targets. If not, the inputs hold the targets, see
+    :data:`lightning_fed.data.batches.TARGETS`, and labels say what an example is about (its topic, for example).
     """
 
     problem: TaskName = "multiclass"
-    """What is predicted: one class of several, any number of labels, or numbers; see :mod:`lightning_fed.tasks`. Labels or numbers
-    are the inputs' targets, and ``num_classes`` says how many there are.
+    """What is predicted: one class of several, any number of labels, or numbers; see :mod:`lightning_fed.tasks`. For labels and
+    numbers, the inputs hold the targets, and ``num_classes`` is their number.
     """
 
     at_hand = True
-    """Whether examples can be looked at in this process; not where they stay at clients' sites."""
+    """Whether examples are available in this process; False if they stay at clients' sites."""
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
@@ -129,7 +128,7 @@ class FederatedDataModule(L.LightningDataModule):
         self.partition_seed: int = seed if partition_seed is None else partition_seed
         check_options(self)
         self._data: SharedTensors | None = None
-        self._public: tuple[SharedTensors, Tensor] | None = None  # inputs with their numbers, and which of them are public
+        self._public: tuple[SharedTensors, Tensor] | None = None  # numbered inputs, and which of them are public
         self._splits: list[Split] = []
         self._clients: list[ClientInfo] = []
         self._unseen: frozenset[int] = frozenset()
@@ -139,53 +138,53 @@ class FederatedDataModule(L.LightningDataModule):
     def load(self) -> Pools:
         """Training images and labels, test images and labels. The test tensors may be empty.
 
-        Images of type uint8 and shape (N, C, H, W) are normalized and augmented; other tensors reach the module as they
-        are. Instead of images there may be tensors by the name by which the network takes them; where one of them is an
-        ``attention_mask``, a batch is cut to its longest text. Where one is :data:`lightning_fed.data.batches.EXAMPLE`, rows of one
-        example stay together; examples are numbered from 0, those of the test set after all others. Images that do not fit in
-        memory are :class:`lightning_fed.data.LazyInputs`.
+        Images of type uint8 and shape (N, C, H, W) are normalized and augmented; other tensors are passed to the module unchanged.
+        Instead of images there may be tensors by their names in the network; with an ``attention_mask``, a batch is cut to its
+        longest text. With :data:`lightning_fed.data.batches.EXAMPLE`, rows of the same example stay together; examples are numbered
+        from 0, those of the test set after all others. Images that do not fit into memory are
+        :class:`lightning_fed.data.LazyInputs`.
         """
         raise NotImplementedError(f"{type(self).__name__} must override load().")
 
     def prepare(self, inputs: Inputs, splits: Sequence[Split]) -> Inputs:
-        """What becomes of the inputs once it is known who holds what, such as a scale that the training examples say. Default: they
-        are as they were loaded.
+        """Transform the inputs after they are divided among clients, for example by a scale of the training examples. Default:
+        unchanged.
 
         Args:
-            inputs: of all examples, those of the training set first.
-            splits: the places of each client's examples.
+            inputs: inputs of all examples, those of the training set first.
+            splits: positions of each client's examples.
         """
         return inputs
 
     def column(self, name: str) -> NDArray[Any]:
-        """What else is known of each example, by name: whose it is, say. It is what a natural partition asks for. Default: nothing.
+        """Further information about each example, by name, such as its user, for natural partitions. Default: no columns.
 
         Returns:
             Shape (N,), a value for each example of the training set, then for each of the test set.
 
         Raises:
-            FederationError: if there is no such column, naming those that there are.
+            FederationError: if there is no such column; names the existing ones.
         """
         raise FederationError(
-            f"{type(self).__name__} has no column {name!r}, nor any other, so it cannot say whose an example is: choose a "
+            f"{type(self).__name__} has no columns, so {name!r} cannot say which client an example belongs to: choose a "
             "partition that deals examples to clients, such as IID, or override column()."
         )
 
     def validation(self) -> NDArray[np.bool_] | None:
-        """Which examples of the training set are a validation set of the data's own, a value per example. Default: none."""
+        """Mask of the training examples that form the data's own validation set. Default: none."""
         return None
 
     # ------------------------------------------------------------------------------------------------ for a federation
 
     def setup(self, stage: str | None = None) -> None:
-        """Load and partition, once."""
+        """Load and partition the data, once."""
         if self._data is not None:
             return
         train_images, train_labels, test_images, test_labels = checked_pools(self.load(), type(self).__name__)
         labels = torch.cat([train_labels, test_labels])
         check_labels(type(self).__name__, self.num_labels, count(train_images) + count(test_images), labels)
         images = join(train_images, test_images) if count(test_images) else train_images
-        groups, num_train = labels.numpy(), len(train_labels)  # one per example, of which the training set has so many
+        groups, num_train = labels.numpy(), len(train_labels)  # one group per example
         example = images[EXAMPLE].numpy() if isinstance(images, dict) and EXAMPLE in images else None
         if example is not None:
             groups, num_train = groups[np.unique(example, return_index=True)[1]], len(np.unique(example[:num_train]))
@@ -211,7 +210,7 @@ class FederatedDataModule(L.LightningDataModule):
 
     @property
     def num_clients(self) -> int:
-        """How many clients there are. With a natural partition, the data are loaded to know it."""
+        """Number of clients. With a natural partition, this loads the data."""
         if not self.partition.is_natural:
             return self.given_num_clients or NUM_CLIENTS
         if not self._splits:
@@ -220,17 +219,17 @@ class FederatedDataModule(L.LightningDataModule):
 
     @property
     def input_shape(self) -> tuple[int, ...] | None:
-        """Of one example as a network gets it; None where it gets several tensors by name, or nobody here has looked at any."""
+        """Shape of one input of a network; None for several named inputs, or if the data are not available here."""
         return self._loaded().input_shape if self.at_hand else None
 
     @property
     def clients(self) -> list[ClientInfo]:
-        """What is known about each client, in order of their ids."""
+        """Information about each client, in order of their ids."""
         self._loaded()
         return list(self._clients)
 
     def client(self, client: int) -> ClientDataModule:
-        """The data of one client; the images are shared, not copied."""
+        """The data of one client; images are shared, not copied."""
         self._loaded()
         last = len(self._clients) - 1
         require(0 <= client <= last, f"There is no client {client}: ids go from 0 to {last}.")
@@ -242,46 +241,46 @@ class FederatedDataModule(L.LightningDataModule):
         return data
 
     def pooled(self) -> ClientDataModule:
-        """Everybody's data as one client with id -1, without duplicates: what anyone tests on, nobody trains on. Those of
-        :meth:`set_aside` are nobody's.
+        """The data of all clients, without duplicates and without those that are :meth:`set_aside`, as a client with id -1. An
+        example that is test data of any client is training data of none here.
         """
         labels = self._loaded().labels
         split = union([split for client, split in enumerate(self._splits) if client not in self._unseen])
         return self._datamodule(self._describe(-1, split, labels), split)
 
     def set_aside(self, unseen: Collection[int]) -> None:
-        """Leave clients that are never trained with out of :meth:`pooled`. Each run says who that is.
+        """Exclude clients that never take part in training from :meth:`pooled`; called by each run.
 
         Args:
-            unseen: their ids; none: everybody is pooled.
+            unseen: their ids; empty: all clients are pooled.
         """
         self._unseen = frozenset(unseen)
 
     def flip_labels(self, clients: Collection[int]) -> None:
-        """Have some clients learn wrong labels, :math:`C - 1 - y`: an attack. Each run says who that is.
+        """Give some clients wrong labels, :math:`C - 1 - y`, as an attack; called by each run.
 
         Args:
-            clients: their ids; none: nobody.
+            clients: their ids; empty: none.
 
         Raises:
-            FederationError: where labels are not what is predicted.
+            FederationError: if labels are not the targets.
         """
         require(
             not clients or (self.predicts_labels and self.problem == "multiclass"),
-            f"LabelFlip is on data whose labels are classes, which {type(self).__name__}'s are not: choose another attack.",
+            f"LabelFlip needs data whose labels are classes, which {type(self).__name__}'s are not: choose another attack.",
         )
         self._flipped, self._wrong = frozenset(clients), None
 
     def public_set(self, batch_size: int | None = None, examples: Tensor | None = None) -> ClientDataModule:
-        """What belongs to nobody, as the data of id -1: all of it to train on. What a batch has in place of labels is the number of
-        each example, from 0. Held out for validation and test is what everybody has.
+        """The public data as the training data of id -1. Batches hold the numbers of the examples, from 0, in place of labels. The
+        validation and test data are the pooled ones of the clients.
 
         Args:
-            batch_size: of training; None: the clients'.
-            examples: numbers of those that are wanted; None: all.
+            batch_size: batch size for training. None: the clients'.
+            examples: numbers of the wanted examples. None: all.
 
         Raises:
-            FederationError: if there is none.
+            FederationError: if there are no public data.
         """
         self._loaded()
         if self._public is None:
@@ -295,25 +294,25 @@ class FederatedDataModule(L.LightningDataModule):
 
     @property
     def num_labels(self) -> int:
-        """How many labels there are to partition by. Default: the classes."""
+        """Number of labels to partition by. Default: the number of classes."""
         return self.num_classes
 
     def score(self, answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
-        """Scores of texts that a network answers with, by name.
+        """Scores of generated texts, by name.
 
         Args:
-            answers: for each batch, the numbers of its examples, ``(B,)``, and what the network's ``predict`` gave for them,
+            answers: for each batch, the numbers of its examples, ``(B,)``, and what the network's ``predict`` returned for them,
                 ``(B, …)``.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no texts to compare answers with: it must override score().")
+        raise NotImplementedError(f"{type(self).__name__} cannot score generated texts: it must override score().")
 
     def label_counts(self) -> Tensor:
-        """Training examples of each client and label, shape (num_clients, num_labels)."""
+        """Number of training examples of each client and label, shape (num_clients, num_labels)."""
         return torch.tensor([client.label_counts for client in self.clients])
 
     def majority_accuracy(self) -> Tensor | None:
-        """Test accuracy of each client if it always predicts its most frequent training label (ties, and none: the smallest).
-        None where labels are not what is predicted.
+        """Test accuracy of each client if it always predicts its most frequent training label (ties, and no examples: the
+        smallest). None if labels are not the targets.
         """
         if not self.predicts_labels:
             return None
@@ -323,7 +322,7 @@ class FederatedDataModule(L.LightningDataModule):
         return torch.stack([(test == guess).float().mean() for test, guess in zip(tests, guesses, strict=True)])
 
     def fingerprint(self) -> str:
-        """Checksum of labels and splits, and of who is set aside: a run goes on only with the data it began with."""
+        """Checksum of labels, splits and unseen clients: a run only continues with the data it started with."""
         checksum = crc32(self._loaded().labels.numpy().tobytes())
         for split in self._splits:
             for part in split:
@@ -344,11 +343,11 @@ class FederatedDataModule(L.LightningDataModule):
         return self.pooled().val_dataloader()
 
     def test_dataloader(self) -> DataLoader[Batch] | list[Batch]:
-        """See :meth:`pooled`; this is the server's test set."""
+        """The test data of :meth:`pooled`, which are the server's."""
         return self.pooled().test_dataloader()
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Any:
-        """Normalise and, in training, augment on the device."""
+        """Normalize and, in training, augment on the device."""
         return self._transform()(batch, self.trainer)
 
     # ------------------------------------------------------------------------------------------------------- internals
@@ -361,7 +360,7 @@ class FederatedDataModule(L.LightningDataModule):
         return self._data
 
     def _load_public(self, own: Inputs) -> Inputs:
-        """The inputs of the public data, in the form of the clients' own."""
+        """The inputs of the public data, in the form of the clients' inputs."""
         assert isinstance(self.public, FederatedDataModule)
         self.public.prepare_data()
         name = type(self.public).__name__
@@ -369,12 +368,12 @@ class FederatedDataModule(L.LightningDataModule):
         return as_of_clients(inputs, own, name)
 
     def _divided(self, groups: NDArray[np.int64], num_train: int, owned: NDArray[np.int64]) -> list[Split]:
-        """Each client's examples.
+        """Divide the examples among the clients.
 
         Args:
-            groups: the label of each example, those of the training set first.
-            num_train: how many of them are the training set's.
-            owned: positions of the examples that may be a client's, sorted.
+            groups: label of each example, those of the training set first.
+            num_train: number of examples of the training set.
+            owned: positions of the examples that may belong to a client, sorted.
         """
         roles = None
         if self.split == "official":
@@ -390,7 +389,7 @@ class FederatedDataModule(L.LightningDataModule):
         else:
             require(
                 len(holders) == len(groups),
-                f"{type(self.partition).__name__} says of {len(holders)} examples who holds them, but there are {len(groups)}: "
+                f"{type(self.partition).__name__} assigns {len(holders)} examples to clients, but there are {len(groups)}: "
                 "give one name per example.",
             )
             given = self.partition.min_examples, self.given_num_clients, self.partition_seed
@@ -424,7 +423,7 @@ class FederatedDataModule(L.LightningDataModule):
 
 
 def check_options(data: FederatedDataModule) -> None:
-    """Refuse what the command line's types would, and options that contradict each other."""
+    """Refuse invalid values, as the types of the command line do, and options that contradict each other."""
     at_least_one = {name: getattr(data, name) for name in ("batch_size", "eval_batch_size", "limit_examples")}
     require_from(1, num_clients=data.given_num_clients, **at_least_one)
     require_from(0, seed=data.seed, partition_seed=data.partition_seed)

@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub, and packages that only some users need."""
+"""Datasets of the Hugging Face hub, and optional packages."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +20,7 @@ def optional(package: str, extra: str) -> Any:
 
 @contextmanager
 def quiet_datasets(extra: str = "hub") -> Iterator[Any]:
-    """The package datasets, without its progress bars."""
+    """The package ``datasets``, without its progress bars."""
     datasets = optional("datasets", extra)
     shows_progress = datasets.is_progress_bar_enabled()
     datasets.disable_progress_bars()
@@ -38,16 +38,15 @@ T = TypeVar("T")
 
 
 def from_hub_or_cache(load: Callable[..., T], name: str, kind: Literal["model", "dataset"] = "model") -> T:
-    """Load something of the hub: from the local cache if it is there, else from the hub, if that answers. It is asked once, without
-    the many attempts of its library.
+    """Load something from the local cache if it is there, else from the hub. The hub is asked once, without its library's retries.
 
     Args:
-        load: gets the name, ``local_files_only`` and, where there is one, ``revision``, as ``from_pretrained`` does.
+        load: gets the name, ``local_files_only`` and, if given, ``revision``, as ``from_pretrained`` does.
         name: ``owner/name``, or ``owner/name@revision``: a branch, a tag or a commit.
-        kind: of what the name is.
+        kind: what the name refers to.
 
     Raises:
-        FederationError: at once where the hub cannot be reached, or where there is no such thing.
+        FederationError: immediately if the hub cannot be reached, or if there is no such thing.
     """
     import huggingface_hub
     from huggingface_hub import errors
@@ -57,14 +56,14 @@ def from_hub_or_cache(load: Callable[..., T], name: str, kind: Literal["model", 
     with suppress(OSError, ValueError):
         return load(plain, local_files_only=True, **pinned)
     if huggingface_hub.constants.HF_HUB_OFFLINE:
-        raise FederationError(f"the {kind} {name!r} is not in the local cache, and HF_HUB_OFFLINE forbids to ask the hub for it.")
+        raise FederationError(f"the {kind} {name!r} is not in the local cache, and HF_HUB_OFFLINE forbids asking the hub for it.")
     ask = huggingface_hub.HfApi().model_info if kind == "model" else huggingface_hub.HfApi().dataset_info
     try:
         ask(plain, revision=revision or None, timeout=PATIENCE)
     except (errors.HfHubHTTPError, errors.HFValidationError) as error:
         said = " ".join(str(error).split("\n\n")[-1].split())
-        raise FederationError(f"the Hugging Face hub has no {kind} {name!r}, or not for you: {said:.200}") from error
-    except Exception as error:  # of whatever library it makes its requests with
+        raise FederationError(f"the Hugging Face hub has no {kind} {name!r}, or denies access to it: {said:.200}") from error
+    except Exception as error:  # of whichever library makes the requests
         raise FederationError(
             f"the {kind} {name!r} is not in the local cache, and the Hugging Face hub cannot be reached ({one_line(error)}): check "
             "the name and the network, or give a folder."
@@ -73,23 +72,23 @@ def from_hub_or_cache(load: Callable[..., T], name: str, kind: Literal["model", 
 
 
 def cached_dataset(name: str, revision: str | None, config: str | None) -> Any:
-    """The sets of a hub dataset that was prepared before. ``load_dataset`` cannot be told to look at nothing else.
+    """The sets of a hub dataset that is in the cache. ``load_dataset`` has no option to use only the cache.
 
     Args:
         name: ``owner/name``.
-        revision: a commit; the cache does not know branches and tags. None: the newest that it has.
-        config: which of its configurations, if it has several.
+        revision: a commit; the cache does not know branches and tags. None: the newest in the cache.
+        config: configuration of the dataset, if it has several.
 
     Raises:
-        OSError: where it is not in the cache.
-        ValueError: where it is not in the cache, or there with several configurations of which none is given.
+        OSError: if it is not in the cache.
+        ValueError: if it is not in the cache, or in several configurations of which none is given.
     """
     from datasets.packaged_modules.cache.cache import Cache
 
     version = {"version": "auto", "hash": "auto"} if revision is None else {"version": "0.0.0", "hash": revision}
     config = "default" if config is None and revision is not None else config
     builder = Cache(repo_id=name, dataset_name=name.split("/")[-1], config_name=config, **version)
-    builder.download_and_prepare()  # which refuses what is not there, and downloads nothing
+    builder.download_and_prepare()  # fails if files are missing, and downloads nothing
     return builder.as_dataset()
 
 
@@ -98,9 +97,9 @@ def load_from_hub(name: str, config: str | None = None, extra: str = "hub", opti
 
     Args:
         name: ``owner/name``, or ``owner/name@revision``.
-        config: which of its configurations, if it has several.
-        extra: what to install where the hub's library is missing.
-        option: of the data, which may be set to a folder instead.
+        config: configuration of the dataset, if it has several.
+        extra: extra to install if the hub's library is missing.
+        option: option of the data that may be set to a folder instead.
     """
     with quiet_datasets(extra) as datasets:
 

@@ -1,4 +1,4 @@
-"""Inputs that are made when a batch needs them: images that stay in their files until then."""
+"""Inputs that are read on demand: images that stay in their files until a batch needs them."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 class LazyInputs(ABC):
-    """Inputs of which only the batch that is needed is in memory. Clients share one such object as they would share a tensor.
+    """Inputs that are read batch by batch. Clients share one such object, as they share a tensor.
 
-    It travels to worker processes with the data: hold what can be pickled, paths rather than open files.
+    It is sent to worker processes with the data: hold what can be pickled, such as paths rather than open files.
     """
 
     @abstractmethod
@@ -20,24 +20,24 @@ class LazyInputs(ABC):
 
     @abstractmethod
     def read(self, rows: Tensor) -> Tensor | dict[str, Tensor]:
-        """The examples at the given positions, in their order.
+        """The inputs of the examples at the given positions, in this order.
 
         Args:
             rows: positions from 0, shape (B,), int64.
 
         Returns:
-            Shape (B, …). Images are bytes, (B, C, H, W), which are normalized and augmented as those in memory are. Or what a
-            network takes by name, each of shape (B, …), and perhaps targets, as those in memory.
+            Shape (B, …). Images are bytes, (B, C, H, W), which are normalized and augmented like those in memory. Or named inputs
+            of a network, each of shape (B, …), possibly with targets, like those in memory.
         """
 
 
 @dataclass(eq=False)
 class Taken(LazyInputs):
-    """Some of the examples, in an order of their own.
+    """A selection of the examples, in any order.
 
     Args:
-        inputs: all of them.
-        rows: positions of those that are taken, shape (N,).
+        inputs: all inputs.
+        rows: positions of the selected ones, shape (N,).
     """
 
     inputs: LazyInputs
@@ -52,11 +52,11 @@ class Taken(LazyInputs):
 
 @dataclass(eq=False)
 class Joined(LazyInputs):
-    """The examples of one, then those of another.
+    """The examples of one object, then those of another.
 
     Args:
-        first: what comes first.
-        second: what comes then.
+        first: the first examples.
+        second: the examples after them.
     """
 
     first: LazyInputs

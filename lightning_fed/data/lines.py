@@ -1,4 +1,4 @@
-"""Files with a line per example and columns, whose errors name the file and the line."""
+"""Files with one example per line and columns; errors name the file and the line."""
 
 import csv
 import gzip
@@ -9,26 +9,26 @@ from typing import Any
 from lightning_fed.errors import FederationError, require
 
 LONGEST_FIELD = 2**31 - 1
-"""Characters that a field may have. Python's limit, 131,072, is there against files that never end a quotation."""
+"""Maximum number of characters of a field. Python's default of 131,072 guards against files that never close a quotation."""
 
 OTHERS = (".json", ".jsonl", ".parquet", ".arrow")
-"""Endings of files that :class:`lightning_fed.data.HFDataset` reads."""
+"""Suffixes of files that :class:`lightning_fed.data.HFDataset` reads."""
 
 GZIP = b"\x1f\x8b"
-"""What compressed files begin with."""
+"""First bytes of a gzip file."""
 
 
 def csv_rows(path: Path, **options: Any) -> Iterator[tuple[int, list[str]]]:
-    """The lines of a CSV file that are not empty, each with its number, from 1, the header among them.
+    """The non-empty lines of a CSV file with their numbers, from 1, including the header.
 
     Args:
-        path: of the file, in UTF-8, compressed by gzip or not.
-        **options: of ``csv.reader``.
+        path: path of the file, in UTF-8, compressed by gzip or not.
+        **options: options of ``csv.reader``.
 
     Raises:
-        FederationError: for what is no text in UTF-8, or no CSV.
+        FederationError: if the file is not UTF-8 text or not CSV.
     """
-    require(path.suffix.lower() not in OTHERS, f"{path} is no CSV, by its name: HFDataset reads such files (--data HFDataset).")
+    require(path.suffix.lower() not in OTHERS, f"{path} is not CSV, by its name: HFDataset reads such files (--data HFDataset).")
     limit, line = csv.field_size_limit(LONGEST_FIELD), 1
     try:
         with path.open("rb") as start:
@@ -58,13 +58,13 @@ def csv_table(
     skip_short: bool = False,
     **options: Any,
 ) -> tuple[Sequence[str], Iterator[tuple[str, list[str]]]]:
-    """The header of a CSV file, and of each line below it where it stands, for errors, and its fields.
+    """The header of a CSV file, and for each line below it its location, for errors, and its fields.
 
     Args:
         path: see :func:`csv_rows`.
-        needed: the columns whose fields are wanted, in this order; None: all.
-        header: names of the columns; None: the first line has them.
-        skip_short: leave out lines that lack a column that is needed, instead of refusing them and those that have too many.
+        needed: the columns to return, in this order. None: all.
+        header: names of the columns. None: the first line has them.
+        skip_short: skip lines that lack a needed column, instead of refusing them and those that have too many.
         **options: see :func:`csv_rows`.
     """
     rows = csv_rows(path, **options)
@@ -79,7 +79,7 @@ def csv_table(
             where, lacks = f"{path}, line {line},", len(fields) <= max(places)
             require(
                 skip_short or (not lacks and len(fields) <= len(columns)),
-                f"{where} has {len(fields)} columns, expected {len(columns)}: put what has commas in it in quotation marks.",
+                f"{where} has {len(fields)} columns, expected {len(columns)}: put fields that contain commas in quotation marks.",
             )
             if not lacks:
                 yield where, [fields[place] for place in places]
@@ -88,13 +88,13 @@ def csv_table(
 
 
 def refuse_doubles(names: Sequence[Any], what: str) -> None:
-    """Refuse names of which one is there twice."""
+    """Refuse names that occur twice."""
     double = next((name for place, name in enumerate(names) if name in names[:place]), None)
     require(double is None, f"{what} has the name {double!r} twice: give each a name of its own.")
 
 
 def existing(file: str | Path, remedy: str) -> Path:
-    """A file that is there; else an error that says what to do."""
+    """The path of an existing file; raises an error with ``remedy`` if there is none."""
     path = Path(file).expanduser()
     require(path.is_file(), f"Found no file {path.absolute()}: {remedy}.")
     return path

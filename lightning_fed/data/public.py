@@ -1,4 +1,4 @@
-"""Inputs that belong to nobody and have no labels: what a server, or everybody, may distil on."""
+"""Public inputs, which belong to no client and have no labels, for distillation on the server or on clients."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from lightning_fed.data.lazy import LazyInputs
 from lightning_fed.errors import FederationError, require
 
 GREY = 0.299, 0.587, 0.114
-"""How much of the brightness is red, green and blue (ITU-R BT.601)."""
+"""Weights of red, green and blue in the brightness (ITU-R BT.601)."""
 
 
 @dataclass(frozen=True)
@@ -24,38 +24,38 @@ class PublicShare:
     """A part of the training set that no client gets, drawn before the rest is partitioned.
 
     Args:
-        share: how much of the training set.
+        share: share of the training set.
     """
 
     share: ClosedUnitInterval
 
     def drawn(self, num_train: int, seed: int) -> NDArray[np.int64]:
-        """Positions of the examples, sorted: a function of the seed.
+        """Sorted positions of the public examples: a function of the seed.
 
         Args:
-            num_train: how many examples the training set has; they come first.
-            seed: of the partition.
+            num_train: number of examples of the training set, which come first.
+            seed: seed of the partition.
         """
         require(0 < self.share < 1, f"Got public.share={self.share}: give a share above 0 and below 1.")
         size = round(self.share * num_train)
-        require(size > 0, f"A public share of {self.share} of {num_train} training examples is none: give a larger one.")
+        require(size > 0, f"A public share of {self.share} of {num_train} training examples is empty: give a larger one.")
         stream = np.random.default_rng([seed, PUBLIC])
         return np.sort(stream.choice(num_train, size, replace=False)).astype(np.int64)
 
 
 PUBLIC = 0x9B11C
-"""Which of a seed's streams says what is public."""
+"""The random stream of a seed that draws the public examples."""
 
 
 def as_of_clients(public: Inputs, own: Inputs, name: str) -> Inputs:
-    """Public inputs in the form of the clients': images of their size and colours, texts with the same parts.
+    """Convert public inputs to the clients' form: images of their size and channels, texts with the same parts.
 
     Raises:
-        FederationError: where that is not possible.
+        FederationError: if that is not possible.
     """
     require(
         not isinstance(public, LazyInputs) and not isinstance(own, LazyInputs),
-        f"{name} cannot be public data for these clients: one of both is read from its files batch by batch. Set "
+        f"{name} cannot be public data for these clients: one of the two is read from files batch by batch. Set "
         "in_memory: true for both, or take a share of the clients' own data (public: {share: 0.1}).",
     )
     if isinstance(public, Tensor) and isinstance(own, Tensor):
@@ -64,20 +64,20 @@ def as_of_clients(public: Inputs, own: Inputs, name: str) -> Inputs:
     if not isinstance(public, dict) or not isinstance(own, dict) or kinds[0] != kinds[1]:
         raise FederationError(
             f"{name} cannot be public data for these clients: it has {', '.join(kinds[0])}, they have {', '.join(kinds[1])}. "
-            "Choose data of their kind, tokenised alike."
+            "Choose data of the same kind, with the same tokenizer."
         )
     return {part: public[part] for part in kinds[0]}
 
 
 def _images(public: Tensor, own: Tensor, name: str) -> Tensor:
-    """Images resized (bilinear, antialiased) and made grey or coloured."""
+    """Images resized (bilinear, antialiased) and converted to grey or colour."""
     shape = own.shape[1:]
     if public.dtype != own.dtype or (
         public.shape[1:] != shape and not (public.dim() == own.dim() == 4 and own.dtype == torch.uint8)
     ):
         raise FederationError(
             f"{name} cannot be public data for these clients: its inputs are {public.dtype} of shape {tuple(public.shape[1:])}, "
-            f"theirs {own.dtype} of {tuple(shape)}. Only images of bytes are made alike."
+            f"theirs {own.dtype} of {tuple(shape)}. Only byte images are converted."
         )
     has, channels = public.shape[1], shape[0]
     if has != channels:
@@ -88,11 +88,11 @@ def _images(public: Tensor, own: Tensor, name: str) -> Tensor:
 
 
 def numbered(inputs: Inputs, rows: NDArray[np.int64]) -> SharedTensors:
-    """Inputs, without targets, whose labels are the numbers of public examples, from 0, and -1 elsewhere.
+    """Inputs without targets, whose labels are the numbers of public examples, from 0, and -1 elsewhere.
 
     Args:
-        inputs: all of them.
-        rows: which of them are public, in the order of their numbers.
+        inputs: all inputs.
+        rows: positions of the public ones, in the order of their numbers.
     """
     numbers = torch.full((count(inputs),), -1)
     numbers[rows] = torch.arange(len(rows))
@@ -102,7 +102,7 @@ def numbered(inputs: Inputs, rows: NDArray[np.int64]) -> SharedTensors:
 
 
 def checksum_of(inputs: Inputs, start: int) -> int:
-    """Checksum of inputs, going on from another one; of those that are read lazily their number alone."""
+    """Checksum of inputs, continued from another one; for lazily read inputs, of their number only."""
     checksum = crc32(str(count(inputs)).encode(), start)
     tensors: dict[str, Any] = inputs if isinstance(inputs, dict) else {"": inputs} if isinstance(inputs, Tensor) else {}
     for name, tensor in sorted(tensors.items()):

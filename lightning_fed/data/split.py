@@ -1,4 +1,4 @@
-"""Each client's examples, divided into training, validation and test."""
+"""Division of each client's examples into training, validation and test."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from lightning_fed.data.partition.pools import Indices
 from lightning_fed.errors import require
 
 TRAIN, VAL, TEST = range(3)
-"""What an example is for, where the data have a division of their own."""
+"""The set that an example belongs to, if the data have their own division."""
 
 
 class Split(NamedTuple):
@@ -23,17 +23,17 @@ class Split(NamedTuple):
 
     @property
     def sizes(self) -> str:
-        """How many there are, for people."""
+        """The sizes as text, for messages."""
         return " + ".join(f"{len(part)} {name}" for name, part in self._asdict().items())
 
 
 class Shares(NamedTuple):
-    """How large the parts of what a client holds are.
+    """Sizes of the parts of a client's examples.
 
     Args:
-        val: of its examples; where the test set is official, of its training examples.
-        test: of its examples; where the test set is official, it does not matter.
-        at_least: examples that a part has, however small its share; the training part comes first, then the test part.
+        val: validation share of its examples; with an official test set, of its training examples.
+        test: test share of its examples; unused with an official test set.
+        at_least: minimum number of examples of a part, however small its share; training comes first, then test.
     """
 
     val: float
@@ -44,15 +44,15 @@ class Shares(NamedTuple):
 def deal(
     labels: NDArray[np.int64], roles: NDArray[np.int64] | None, shares: Shares, partition: Partitioner, num_clients: int, seed: int
 ) -> list[Split]:
-    """Deal examples to clients, and divide what each of them holds.
+    """Deal examples to clients, and divide each client's examples.
 
     Args:
-        labels: of the examples, those of a training set before those of a test set.
-        roles: what each example is for, where both sets are partitioned alike; None: the examples are one pool.
-        shares: how large the parts are.
-        partition: who holds what.
-        num_clients: how many clients there are.
-        seed: of the partition and the division.
+        labels: labels of the examples, those of a training set before those of a test set.
+        roles: the set of each example, if both sets are partitioned in the same way. None: the examples are one pool.
+        shares: sizes of the parts.
+        partition: how examples are divided among clients.
+        num_clients: number of clients.
+        seed: seed of the partition and the division.
     """
     if roles is None:
         parts = partition(labels, num_clients, seed)
@@ -79,14 +79,14 @@ def deal(
 
 
 def divide(parts: list[Indices], roles: NDArray[np.int64] | None, shares: Shares, seed: int) -> list[Split]:
-    """Divide what each client holds.
+    """Divide each client's examples.
 
     Args:
         parts: the examples of each client, sorted.
-        roles: what each example is for, shape (N,). Where none is for validation, such examples are held out of the training
-            examples. None: examples are drawn for each part.
-        shares: how large the parts are.
-        seed: of what is drawn.
+        roles: the set of each example, shape (N,). If none is for validation, validation examples are held out of the training
+            examples. None: each part is drawn.
+        shares: sizes of the parts.
+        seed: seed of the draws.
     """
     official_val = roles is not None and bool((roles == VAL).any())
     splits = []
@@ -106,7 +106,7 @@ def divide(parts: list[Indices], roles: NDArray[np.int64] | None, shares: Shares
 
 
 def limited(splits: list[Split], most: int, seed: int) -> list[Split]:
-    """At most so many examples of each part of each client, drawn."""
+    """Draw at most ``most`` examples of each part of each client."""
     return [
         Split(*(_hold_out(part, 1.0, min(most, len(part)), 0, [seed, 5, client, use])[0] for use, part in enumerate(split)))
         for client, split in enumerate(splits)
@@ -114,7 +114,7 @@ def limited(splits: list[Split], most: int, seed: int) -> list[Split]:
 
 
 def union(splits: list[Split]) -> Split:
-    """Everybody's examples, each in one part: what anyone tests on is not trained on, also where clients overlap."""
+    """The examples of all clients, each in one part: test examples are not trained on, even if clients overlap."""
     train, val, test = (np.unique(np.concatenate(parts)) for parts in zip(*splits, strict=True))
     val = np.setdiff1d(val, test)
     return Split(np.setdiff1d(train, np.concatenate([val, test])), val, test)
@@ -128,16 +128,16 @@ def divide_by_name(
     num_clients: int | None,
     seed: int,
 ) -> tuple[list[str], list[Split]]:
-    """The clients that the data name, those that take part, in order of their names, and what each of them holds, divided.
+    """The clients that the data name and that take part, in order of their names, and their examples, divided.
 
     Args:
-        holders: the name of each example's client, shape (N,).
-        roles: what each example is for; see :func:`divide`.
-        shares: how large the parts are.
-        min_examples: see :attr:`Partitioner.min_examples`. Without validation examples a client can take part; without training
-            examples, if nobody is left out, it can be unseen.
-        num_clients: how many are drawn; None takes all.
-        seed: of the division and the draw.
+        holders: name of each example's client, shape (N,).
+        roles: the set of each example; see :func:`divide`.
+        shares: sizes of the parts.
+        min_examples: see :attr:`Partitioner.min_examples`. A client without validation examples can take part. A client without
+            training examples can be unseen if ``min_examples`` is None.
+        num_clients: number of clients to draw. None: all.
+        seed: seed of the division and the draw.
     """
     names, parts = by_name(holders)
     splits = divide(parts, roles, shares._replace(at_least=1), seed)
@@ -147,7 +147,7 @@ def divide_by_name(
         not incomplete or needs_both,
         f"{len(incomplete)} of {len(names)} clients lack an example to test on"
         + "".join(f" (the first is {names[k]!r}: {splits[k].sizes})" for k in incomplete[:1])
-        + ": set the partition's min_examples to 1 to leave them out; or set split to pooled, which divides what each client has.",
+        + ": set the partition's min_examples to 1 to leave them out; or set split to pooled, which divides all of its examples.",
     )
     least, lacking = min_examples or 1, set(incomplete)
     kept = [k for k, split in enumerate(splits) if k not in lacking and sum(map(len, split)) >= least]

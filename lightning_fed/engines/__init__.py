@@ -1,4 +1,4 @@
-"""Where turns run."""
+"""Engines, which run turns."""
 
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.in_process import InProcess

@@ -1,4 +1,4 @@
-"""The choice of the model that is best on held-out data, within one training."""
+"""Selection of the best model on validation data within one training."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from lightning_fed.tensors import State
 
 
 class BestOnValidation(L.Callback):
-    """Leaves a module as it was when it was best on validation data, and stops where it gets no better.
+    """Restores the best model on validation data after a fit, and stops when it no longer improves.
 
     Args:
-        metric: the column of ``callback_metrics`` that says how good it is.
-        higher_is_better: whether it is to be large.
-        every: after how many steps there is a validation.
-        patience: after how many steps that made it no better the fit stops; None: not before its end.
+        metric: column of ``callback_metrics`` to compare.
+        higher_is_better: whether larger values are better.
+        every: number of steps between validations.
+        patience: number of steps without improvement after which the fit stops. None: it runs to its end.
     """
 
     def __init__(self, metric: str, higher_is_better: bool, every: int, patience: int | None) -> None:
@@ -29,7 +29,7 @@ class BestOnValidation(L.Callback):
 
     @property
     def trainer_options(self) -> dict[str, Any]:
-        """What a Trainer needs to validate so often."""
+        """Options with which a Trainer validates that often."""
         return {"val_check_interval": self.every, "check_val_every_n_epoch": None}
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

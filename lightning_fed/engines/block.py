@@ -1,4 +1,4 @@
-"""Memory that several processes of this machine map, and pipes that hand it on."""
+"""Memory that several processes of this machine map, and pipes that pass it on."""
 
 import io
 import mmap
@@ -11,26 +11,26 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-import torch.multiprocessing  # so that a block can be pickled where it has no descriptor of its own
+import torch.multiprocessing  # pickles blocks on systems without descriptors
 from torch import Tensor
 
 from lightning_fed.errors import FederationError
 
 ANONYMOUS = sys.platform == "linux"
-"""Whether memory can be shared without a name: it goes with the last process that maps it, and ``/dev/shm`` does not limit it."""
+"""Whether memory can be shared without a name: the last process that maps it frees it, and ``/dev/shm`` does not limit it."""
 
 
 RECEIVERS = 4096
-"""How many can have a piece of memory at a time: each has a byte behind it, which says whether it still does."""
+"""Maximum number of receivers of a piece of memory. Each has a byte at its end that says whether it still uses the memory."""
 
 
 class Memory:
     """Memory that other processes can map.
 
     Args:
-        size: bytes.
-        descriptor: of memory that came from another process; None makes new memory.
-        place: which receiver of it this process is.
+        size: size in bytes.
+        descriptor: file descriptor of memory from another process. None: new memory.
+        place: index of this process among the receivers.
 
     Raises:
         FederationError: if there is not enough memory.
@@ -44,7 +44,7 @@ class Memory:
             mapped = _mapped(size + RECEIVERS, self.descriptor, None if mine else size + place)
         except (OSError, RuntimeError) as error:
             raise FederationError(
-                f"{size / 2**20:.1f} MiB of shared memory cannot be had ({error}): set federation.engine.init_args.workers lower, "
+                f"No room for {size / 2**20:.1f} MiB of shared memory ({error}): set federation.engine.init_args.workers lower, "
                 "or use the engine InProcess. A container has what it was started with (docker run --memory=16g --shm-size=8g)."
             ) from error
         self.bytes, self._flags = mapped[:size], mapped[size:]
@@ -52,14 +52,14 @@ class Memory:
             weakref.finalize(self, os.close, self.descriptor)
 
     def lend(self) -> int:
-        """It is on its way to a receiver; returns which one that is."""
+        """Mark the memory as sent to a receiver; returns the receiver's index."""
         place = int(self._flags.argmin())
         self._flags[place] = 1
         return place
 
     @property
     def is_back(self) -> bool:
-        """Whether no receiver has a tensor of it any more, as far as is known: of memory with a name nobody says."""
+        """Whether no receiver has a tensor of it any more. Unknown, and False, for memory with a name."""
         return self.descriptor is not None and not self._flags.any()
 
 
@@ -67,8 +67,8 @@ class Block:
     """Bytes that other processes can map.
 
     Args:
-        size: how many.
-        memory: in which they are; None: new memory.
+        size: number of bytes.
+        memory: memory that holds them. None: new memory.
 
     Raises:
         FederationError: if there is not enough memory.
@@ -80,11 +80,11 @@ class Block:
 
 
 class ReusedBlocks:
-    """Room for what is sent. To find and clear new memory takes much longer than to write to it: memory of which neither the sender
-    has a block nor a receiver a tensor any more is used again.
+    """Allocates blocks for messages and reuses memory once the sender has no block and no receiver a tensor of it. Mapping and
+    clearing new memory takes much longer than writing to it.
 
     Args:
-        keep: this many pieces of memory, of which some may still be with receivers.
+        keep: number of pieces of memory to keep, including those that receivers still use.
     """
 
     def __init__(self, keep: int = 2) -> None:
@@ -92,7 +92,7 @@ class ReusedBlocks:
         self._memories: list[tuple[Memory, weakref.ref[Block]]] = []
 
     def __call__(self, size: int) -> Block:
-        """A block of exactly this size, for one message: a receiver may keep it, and counts the bytes that it was sent."""
+        """A block of exactly this size for one message: a receiver may keep it, and counts its bytes."""
         free = (memory for memory, block in self._memories if memory.size == size and block() is None and memory.is_back)
         block = Block(size, next(free, None))
         others = [other for other in self._memories if other[0] is not block.memory]
@@ -100,14 +100,14 @@ class ReusedBlocks:
         return block
 
     def clear(self) -> None:
-        """Keep nothing."""
+        """Drop all memory."""
         self._memories.clear()
 
 
 def _new_descriptor(size: int) -> int:
     descriptor = os.memfd_create("lightning-fed")
     try:
-        os.posix_fallocate(descriptor, 0, size)  # now, rather than with a bus error when it is written to
+        os.posix_fallocate(descriptor, 0, size)  # fail now, rather than with a bus error on a write
     except OSError:
         os.close(descriptor)
         raise
@@ -115,24 +115,24 @@ def _new_descriptor(size: int) -> int:
 
 
 def _mapped(size: int, descriptor: int | None, flag: int | None) -> Tensor:
-    """All bytes of some memory; where the flag is that a receiver clears when its last tensor goes."""
+    """All bytes of a piece of memory; ``flag`` is the offset that a receiver clears when it drops its last tensor."""
     if descriptor is None:
         return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size))
     memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
     if flag is not None:
-        weakref.finalize(memory, _let_go, descriptor, flag, os.getpid()).atexit = False  # tensors live on while others end
-    return torch.frombuffer(memory, dtype=torch.uint8)  # which keeps the mapping
+        weakref.finalize(memory, _let_go, descriptor, flag, os.getpid()).atexit = False  # tensors may outlive other objects
+    return torch.frombuffer(memory, dtype=torch.uint8)  # keeps the mapping alive
 
 
 def _let_go(descriptor: int, flag: int, receiver: int) -> None:
-    if os.getpid() == receiver:  # not in a child that was forked from it: what the child forgets, the receiver may still have
+    if os.getpid() == receiver:  # not in a forked child: the receiver may still use what the child drops
         os.pwrite(descriptor, b"\0", flag)
     os.close(descriptor)
 
 
 class Pipe:
-    """A connection between two processes through which objects and blocks go. A block's descriptor follows its message at once, so
-    that what has been sent arrives, whatever becomes of the sender.
+    """A connection between two processes that transfers objects and blocks. A block's descriptor directly follows its message, so
+    that a sent message arrives even if the sender dies.
 
     Args:
         connection: one end of ``multiprocessing.Pipe()``.
@@ -142,7 +142,7 @@ class Pipe:
         self.connection = connection
 
     def send(self, thing: Any) -> None:
-        """Send an object. Raises :class:`OSError` if nobody is at the other end."""
+        """Send an object. Raises :class:`OSError` if the other end is closed."""
         if not ANONYMOUS:
             self.connection.send(thing)
             return
@@ -156,7 +156,7 @@ class Pipe:
                 socket.send_fds(ours, [b"."], [memory.descriptor for memory in memories if memory.descriptor is not None])
 
     def recv(self) -> Any:
-        """Wait for an object. Raises :class:`EOFError` or :class:`OSError` if nobody is at the other end."""
+        """Wait for an object. Raises :class:`EOFError` or :class:`OSError` if the other end is closed."""
         if not ANONYMOUS:
             return self.connection.recv()
         lent, data = pickle.loads(self.connection.recv_bytes())
@@ -176,7 +176,7 @@ class Pipe:
 
 
 class _BlockPickler(pickle.Pickler):
-    """Collects blocks."""
+    """Replaces blocks by indices and collects them."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -190,7 +190,7 @@ class _BlockPickler(pickle.Pickler):
 
 
 class _BlockUnpickler(pickle.Unpickler):
-    """Puts them in again."""
+    """Replaces indices by blocks."""
 
     def __init__(self, data: bytes, blocks: list[Block]) -> None:
         super().__init__(io.BytesIO(data))

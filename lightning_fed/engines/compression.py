@@ -1,4 +1,4 @@
-"""Smaller messages: what is sent in fewer bits, or in part, and what becomes of it where it arrives."""
+"""Compression of messages: quantization and sparsification, and decompression at the receiver."""
 
 import math
 from collections.abc import Mapping
@@ -13,31 +13,31 @@ from lightning_fed.options import Fraction
 from lightning_fed.tensors import State
 
 ERROR = "compression_error/"
-"""What the names of what a client still owes begin with, in its private state."""
+"""Prefix of what a client has not sent yet (error feedback), in its private state."""
 
 BF16, INT8, SCALE, TOPK, INDEX = "bf16/", "int8/", "scale/", "topk/", "index/"
-"""What the names of tensors begin with that travel in another form, and of what travels beside them."""
+"""Prefixes of compressed tensors and of what is sent along with them."""
 
 LEVELS = 127
-"""The largest number of an ``int8`` tensor."""
+"""Largest value of an ``int8`` tensor."""
 
 
 @dataclass(frozen=True)
 class Compression:
-    r"""How messages between server and clients are made smaller. What is compressed is the change of a tensor, its difference to
-    the one of the same name and shape that the client received, and where there is none, the tensor itself. Integers travel as they
-    are, and so does what is not finite, which is refused where it arrives.
+    r"""Compression of messages between server and clients. It applies to the change of a tensor, its difference to the tensor of
+    the same name and shape that the client received, or to the tensor itself if there is none. Integers and tensors that are not
+    finite are sent uncompressed; the receiver refuses the latter.
 
     - ``bf16`` rounds float32 to bfloat16: half the bytes.
-    - ``int8`` rounds :math:`127\, x / \max \lvert x \rvert` to a whole number, up or down at random so that the mean is exact
-      (QSGD, Alistarh et al., NeurIPS 2017): a quarter of the bytes, and a scale for each tensor.
-    - ``topk`` sends the entries of largest magnitude, a ``share`` of each tensor, with their numbers. What was not sent stays with
-      the client and is added to its next change (error feedback, Stich et al., NeurIPS 2018). What is no change is sent whole.
+    - ``int8`` rounds :math:`127\, x / \max \lvert x \rvert` to an integer, up or down at random so that it is unbiased
+      (QSGD, Alistarh et al., NeurIPS 2017): a quarter of the bytes, and a scale per tensor.
+    - ``topk`` sends the entries of largest magnitude, a ``share`` of each tensor, with their indices. The client keeps what was not
+      sent and adds it to its next change (error feedback, Stich et al., NeurIPS 2018). Tensors that are no changes are sent whole.
 
     Args:
-        up: what clients send.
-        down: what they receive before they train. Models are measured as the server has them.
-        share: of each tensor's entries that ``topk`` sends, at least one.
+        up: compression of what clients send.
+        down: compression of what clients receive for training. Models are evaluated uncompressed.
+        share: share of each tensor's entries that ``topk`` sends, at least one entry.
     """
 
     up: Literal["none", "bf16", "int8", "topk"] = "none"
@@ -49,15 +49,15 @@ class Compression:
             raise FederationError(f"compression.share is {self.share}: give the share of entries that topk sends, in (0, 1].")
 
     def compress_update(self, state: State, sent_down: State, owed: Mapping[str, Tensor]) -> tuple[State, State]:
-        """What a client sends. Draws from torch's random stream.
+        """Compress a client's update. Draws from torch's random stream.
 
         Returns:
-            What travels, and what is owed now.
+            What is sent, and what is still owed.
         """
         if self.up == "none":
             return state, {}
         sent, left = State(), State()
-        for name, tensor in sorted(state.items()):  # numbers are drawn in an order that no wire changes
+        for name, tensor in sorted(state.items()):  # a fixed order for the random draws
             like = _like(tensor, sent_down.get(name))
             change = tensor if like is None else tensor - like
             if self.up != "topk":
@@ -73,14 +73,14 @@ class Compression:
         return sent, left
 
     def expand_update(self, sent: State, sent_down: State) -> State:
-        """The update that arrives.
+        """Decompress an update.
 
         Args:
-            sent: what :meth:`compress_update` made.
-            sent_down: what its sender received.
+            sent: output of :meth:`compress_update`.
+            sent_down: what the sender received.
 
         Raises:
-            FederationError: for what no client makes.
+            FederationError: for input that :meth:`compress_update` cannot produce.
         """
         if self.up == "none":
             return sent
@@ -92,7 +92,7 @@ class Compression:
             if kind == TOPK:
                 like = sent_down.get(name)
                 if like is None:
-                    raise FederationError(f"Entries of {name!r} arrived, which was not sent before.")
+                    raise FederationError(f"Entries of {name!r} arrived, but that tensor was not sent to the client.")
                 found[name] = like + _scattered(name, tensor, sent.get(f"{INDEX}{name}"), like)
             elif kind:
                 change = _expanded(name, kind, tensor, sent)
@@ -103,7 +103,7 @@ class Compression:
         return found
 
     def compress_broadcast(self, state: State) -> State:
-        """What the server sends. Draws from torch's random stream."""
+        """Compress a broadcast. Draws from torch's random stream."""
         if self.down == "none":
             return state
         sent = State()
@@ -112,7 +112,7 @@ class Compression:
         return sent
 
     def expand_broadcast(self, sent: State) -> State:
-        """What a client receives."""
+        """Decompress a broadcast."""
         if self.down == "none":
             return sent
         parts = [(*_parted(key), tensor) for key, tensor in sent.items() if not key.startswith(SCALE)]
@@ -120,11 +120,11 @@ class Compression:
 
 
 NONE = Compression()
-"""Messages as they are."""
+"""No compression."""
 
 
 def _like(tensor: Tensor, sent_down: Tensor | None) -> Tensor | None:
-    """What a tensor is a change of."""
+    """The tensor that ``tensor`` is a change of; None if there is none."""
     fits = sent_down is not None and sent_down.shape == tensor.shape and sent_down.dtype == tensor.dtype
     return sent_down if fits and tensor.is_floating_point() else None
 
@@ -134,7 +134,7 @@ def _finite(tensor: Tensor) -> bool:
 
 
 def _rounded(name: str, values: Tensor, how: str, whole: Tensor) -> State:
-    """Values with fewer bits as they travel; where they cannot have these, the whole tensor."""
+    """Quantized values in the form that is sent; the whole tensor if they cannot be quantized."""
     if not _finite(values) or (how == "bf16" and values.dtype != torch.float32):
         return {name: whole}
     if how == "bf16":
@@ -156,7 +156,7 @@ def _expanded(name: str, kind: str, tensor: Tensor, sent: State) -> Tensor:
 
 
 def _scattered(name: str, values: Tensor, places: Tensor | None, like: Tensor) -> Tensor:
-    """A tensor of which some entries are there; the others are zero."""
+    """A tensor with the given entries; all others are zero."""
     if (
         places is None
         or places.dtype != torch.int32
@@ -170,6 +170,6 @@ def _scattered(name: str, values: Tensor, places: Tensor | None, like: Tensor) -
 
 
 def _parted(key: str) -> tuple[str, str]:
-    """The form in which a tensor travels, empty for its own, and its name."""
+    """The form in which a tensor is sent (empty: uncompressed) and its name."""
     kind = next((kind for kind in (BF16, INT8, SCALE, TOPK, INDEX) if key.startswith(kind)), "")
     return kind, key.removeprefix(kind)

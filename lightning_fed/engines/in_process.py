@@ -1,4 +1,4 @@
-"""Turns one after the other in this process."""
+"""The engine that runs turns one after the other in this process."""
 
 from collections.abc import Iterable, Iterator
 
@@ -11,10 +11,10 @@ from lightning_fed.storage.client_store import ClientStore
 
 
 class InProcess(Engine):
-    """Takes each turn when the one before has been merged, so that one update is in memory at a time.
+    """Runs each turn after the previous one has been merged, so that only one update is in memory.
 
     Args:
-        threads: torch threads during a run; None: one, or as many as the process has where steps are large enough to gain from
+        threads: number of torch threads during a run. None: one, or all of the process if steps are large enough to gain from
             them, see :meth:`.Engine.threads_for`.
     """
 
@@ -23,7 +23,7 @@ class InProcess(Engine):
         self._opened: tuple[Worker, ClientStore] | None = None
 
     def open(self, spec: WorkerSpec, states: ClientStore) -> None:
-        """Make the worker."""
+        """Create the worker."""
         self._opened = spec.worker(), states
 
     def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
@@ -37,5 +37,5 @@ class InProcess(Engine):
             yield result.update
 
     def close(self) -> None:
-        """Let the worker's networks go."""
+        """Release the worker's networks."""
         self._opened = None

@@ -1,4 +1,4 @@
-"""The memory of the process while a run lasts: what a training step frees stays for the next one."""
+"""Memory of the process during a run: memory that a training step frees is kept for the next one."""
 
 import ctypes
 import os
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""What glibc's ``malloc.h`` calls ``M_TRIM_THRESHOLD`` and ``M_MMAP_THRESHOLD``."""
+"""``M_TRIM_THRESHOLD`` and ``M_MMAP_THRESHOLD`` of glibc's ``malloc.h``."""
 
 NEVER = -1
 MIB = 2**20
@@ -15,13 +15,13 @@ MIB = 2**20
 
 @contextmanager
 def retained_memory() -> Iterator[None]:
-    """Let glibc keep the memory that PyTorch frees on the CPU, until the run ends.
+    """A context in which glibc keeps the memory that PyTorch frees on the CPU.
 
-    A step asks for the activations and gradients again that the step before has freed. glibc gives the larger of them back to the
-    kernel, which then has to find and clear every page anew: a tenth of a step of CNN-1, a quarter of one of ResNet-18. The numbers
-    that are computed do not depend on it. A process keeps what it needed at its peak, and returns it afterwards.
+    Each step allocates the activations and gradients again that the previous step freed. glibc returns the larger ones to the
+    kernel, which then has to find and clear every page again: this takes a tenth of a step of CNN-1, a quarter of one of ResNet-18.
+    Results do not depend on it. A process keeps its peak memory until the run ends.
 
-    Where the C library is another one nothing is done, nor where the environment says how it is to be.
+    Nothing is done with another C library, or if environment variables configure malloc.
     """
     if platform.libc_ver()[0] != "glibc" or _is_configured():
         yield
@@ -29,11 +29,11 @@ def retained_memory() -> Iterator[None]:
     libc = ctypes.CDLL(None)
     libc.mallopt(TRIM_THRESHOLD, NEVER)
     if not libc.mallopt(MMAP_THRESHOLD, 1024 * MIB):
-        libc.mallopt(MMAP_THRESHOLD, 32 * MIB)  # the most that older ones take
+        libc.mallopt(MMAP_THRESHOLD, 32 * MIB)  # the maximum of older versions
     try:
         yield
     finally:
-        # what glibc comes to by itself when large buffers are freed, the most it would
+        # The largest values that glibc would adapt to by itself when large buffers are freed.
         libc.mallopt(TRIM_THRESHOLD, 64 * MIB)
         libc.mallopt(MMAP_THRESHOLD, 32 * MIB)
         libc.malloc_trim(0)

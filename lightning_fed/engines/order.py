@@ -1,4 +1,4 @@
-"""Turns and what an engine makes of them, side by side."""
+"""Pairs turns with the results that an engine returns."""
 
 import logging
 from collections import deque
@@ -11,22 +11,22 @@ from lightning_fed.errors import FederationError
 log = logging.getLogger(__name__)
 
 Receive = Callable[[Turn, ClientUpdate], ClientUpdate]
-"""What is handed on of what a turn gave. Raises a :class:`FederationError` for what it should not have given."""
+"""Processes a turn's update before it is passed on. Raises a :class:`FederationError` for an update that is not acceptable."""
 
 
 def run_turns(
     engine: Engine, turns: Iterable[Turn], receive: Receive | None = None, failure: str | None = None
 ) -> Iterator[tuple[Turn, ClientUpdate]]:
-    """Turns and what comes of them, in their order, without those that were lost, of which a line is printed.
+    """Run turns and yield them with their updates, in order. Failed turns are left out and reported in a line.
 
     Args:
-        engine: where they run; it says what becomes of a turn whose update is refused.
-        turns: what is to be done.
-        receive: takes every update, or refuses it.
-        failure: what to say, before the reason, where no turn may be lost; None: one goes on without it.
+        engine: runs the turns; it decides what happens to a turn whose update is refused.
+        turns: the turns.
+        receive: accepts or refuses each update.
+        failure: message, before the reason, if no turn may fail. None: failed turns are left out.
 
     Raises:
-        FederationError: if the engine hands on something else than its contract says, or does not go on without a turn.
+        FederationError: if the engine breaks its contract, or does not continue without a turn.
     """
     due: deque[Turn] = deque()
     waiting, name = iter(turns), type(engine).__name__
@@ -40,8 +40,8 @@ def run_turns(
         if not due or result.client != due[0].client.id:
             raise FederationError(
                 f"{name} returned something of client {result.client}"
-                + (f" when client {due[0].client.id}'s turn was due" if due else ", whose turn it was not")
-                + ": an engine hands on what comes of turns in their order."
+                + (f" when client {due[0].client.id}'s turn was due" if due else ", which had no turn")
+                + ": an engine returns the results of turns in their order."
             )
         turn = due.popleft()
         if receive is not None and isinstance(result, ClientUpdate):
@@ -57,4 +57,4 @@ def run_turns(
             yield turn, result
     left = due[0] if due else next(waiting, None)
     if left is not None:
-        raise FederationError(f"{name} did not carry out all turns of round {left.round}.")
+        raise FederationError(f"{name} did not run all turns of round {left.round}.")

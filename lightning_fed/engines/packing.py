@@ -1,6 +1,6 @@
-"""Objects for another process: a few bytes, and all their tensors in one block of memory.
+"""Packs objects for another process: a few bytes, and all their tensors in one block of memory.
 
-Never for bytes from elsewhere: they are unpickled.
+Never unpack bytes from an untrusted source: they are unpickled.
 """
 
 import io
@@ -15,21 +15,21 @@ from lightning_fed.engines.block import Block
 from lightning_fed.errors import FederationError
 
 ALIGNMENT = 64
-"""Bytes; of every tensor in a block, as in PyTorch's own memory."""
+"""Alignment in bytes of every tensor in a block, the same as PyTorch's own."""
 
 
 class Buffer(Protocol):
-    """Memory in which tensors lie while they travel; it can be sent to another process."""
+    """Memory that holds tensors while they are sent to another process."""
 
     bytes: Tensor
 
 
 class Packed(NamedTuple):
-    """An object as it travels.
+    """An object in the form that is sent.
 
     Args:
         head: the object, pickled without its tensors.
-        block: their bytes; None if it has no tensors.
+        block: the bytes of the tensors. None: it has none.
     """
 
     head: bytes
@@ -37,7 +37,7 @@ class Packed(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where in a block a tensor is, and how it is laid out."""
+    """Position and layout of a tensor in a block."""
 
     start: int
     dtype: torch.dtype
@@ -70,17 +70,17 @@ class Packer(pickle.Pickler):
 
 
 def pack(thing: Any, move: bool = False, allocate: Callable[[int], Buffer] = Block, packer: type[Packer] = Packer) -> Packed:
-    """Pack an object. A view takes no more room than its values; the same tensor, met twice, is packed once.
+    """Pack an object. A view takes only the space of its values; a tensor that occurs twice is packed once.
 
     Args:
-        thing: what to pack.
-        move: let the object's own tensors lie in the block from now on, so that they are in memory once.
-        allocate: makes a buffer for so many bytes of tensors; by default, in memory that the processes of this machine share.
-        packer: how the rest is pickled.
+        thing: the object.
+        move: move the object's own tensors into the block, so that they are in memory once.
+        allocate: creates a buffer of that many bytes; by default in memory that the processes of this machine share.
+        packer: pickles the rest.
 
     Raises:
         FederationError: if there is not enough shared memory.
-        Exception: whatever pickling raises; :func:`unpicklable` finds out where.
+        Exception: whatever pickling raises; :func:`unpicklable` finds the cause.
     """
     file = io.BytesIO()
     pickler = packer(file)
@@ -96,7 +96,7 @@ def pack(thing: Any, move: bool = False, allocate: Callable[[int], Buffer] = Blo
 
 
 def unpack(packed: Packed) -> Any:
-    """The object. Its tensors are views of the block: who changes or keeps them copies them."""
+    """The object. Its tensors are views of the block: copy them before changing or keeping them."""
     return _Unpacker(packed).load()
 
 
@@ -104,10 +104,10 @@ def unpicklable(name: str, thing: Any, packer: type[Packer] = Packer, seen: froz
     """The path to what cannot be pickled, such as ``trainer.callbacks[0].lock``, or None if everything can be.
 
     Args:
-        name: what ``thing`` is called.
-        thing: what to look into.
+        name: name of ``thing``.
+        thing: object to search.
         packer: see :func:`pack`.
-        seen: ids of what it is a part of.
+        seen: ids of the objects that contain it.
     """
     if id(thing) in seen:
         return None
@@ -148,8 +148,8 @@ class _Unpacker(pickle.Unpickler):
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor's values lie side by side in some order of its dimensions, as those of channels-last images do: sums over it
-    run in this order, so that it has to be kept.
+    """Whether a tensor is dense in some order of its dimensions, as channels-last images are: sums over it run in this order, so
+    that it has to be preserved.
     """
     strides = tensor.stride()
     order = sorted(range(tensor.dim()), key=lambda dimension: -strides[dimension])

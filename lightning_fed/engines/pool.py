@@ -1,4 +1,4 @@
-"""Many workers at once: who gets which turn, in which order what comes of it is handed on, and what happens when a worker dies."""
+"""Distributes turns to many workers, returns results in order, and replaces workers that die."""
 
 import logging
 import time
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 Sent = TypeVar("Sent")
 
 WAITING = 2
-"""Turns that a worker has at a time: the one that it carries out, and the next."""
+"""Number of turns that a worker has at a time: the current and the next one."""
 
 VERBS = {
     "fit": "trained",
@@ -28,12 +28,12 @@ VERBS = {
     "predict_public": "let a model predict for",
     "train_on_public": "trained a model of",
 }
-"""What is said of turns that failed."""
+"""How messages describe failed turns."""
 
 
 @dataclass
 class Job:
-    """A turn under way, with what it starts from: it can be started again."""
+    """A turn in progress, with its private state, so that it can be restarted."""
 
     place: int
     turn: Turn
@@ -43,45 +43,45 @@ class Job:
 
 @dataclass(frozen=True)
 class WorkerDeath:
-    """A worker ended without an answer; ``how`` says how, for people, and ``remedy`` what to change if it is not the usual."""
+    """A worker ended without an answer; ``how`` describes it for the user, and ``remedy`` what to change if not the usual."""
 
     how: str
     remedy: str | None = None
 
 
 class WorkerPool(ABC):
-    """Workers by number, wherever they are.
+    """Numbered workers, wherever they run.
 
     Args:
-        turn_timeout: seconds after which a turn's worker is taken for dead; None: it is waited for.
+        turn_timeout: seconds after which a turn's worker counts as dead. None: no limit.
     """
 
     remedy: str
-    """What to change if workers die again and again."""
+    """What to change if workers die repeatedly."""
 
     def __init__(self, turn_timeout: float | None = None) -> None:
         self.watch = Watch(turn_timeout)
         self._under_way: Generator[ClientUpdate, None, None] | None = None
 
     def run_turns(self, turns: Iterable[Turn], states: ClientStore) -> Iterator[ClientUpdate]:
-        """What comes of each turn, in the order of the turns.
+        """Yield the result of each turn, in the order of the turns.
 
-        At most twice as many turns as there are workers are under way or wait to be handed on: so many updates are in memory. Turns
-        that only measure bring no payload and do not count. A turn whose worker dies is given to a new one, once, and starts from
-        the same private state; where there is no room for a new one, the others take over. A line says which turn takes much longer
-        than turns did so far; where there is a timeout, a worker that exceeds it is taken for dead. Turns of an earlier call that
-        are not done come to nothing: an answer reaches those who asked, and nobody else.
+        At most twice as many turns as workers are in progress or wait to be yielded, which limits the updates in memory; turns that
+        only evaluate have no payload and do not count. If a worker dies, its turn is restarted once on a new worker, from the same
+        private state; if there is no resource for a new one, the other workers take over. A line is printed for a turn that takes
+        much longer than earlier ones; with a timeout, a worker that exceeds it counts as dead. A new call drops unfinished turns of
+        an earlier call, so that answers only reach the caller that requested them.
 
         Raises:
-            FederationError: if a turn's workers die twice.
+            FederationError: if two workers die in the same turn.
         """
         self.end_turns()
         self._under_way = self._run_turns(turns, states)
         return self._under_way
 
     def end_turns(self) -> None:
-        """Let turns that are under way come to nothing. Whoever holds an exception, as notebooks do, holds the loop that waits for
-        them, which then does not end by itself.
+        """Drop turns in progress. Code that holds an exception, as notebooks do, also holds the loop that waits for them, which
+        then does not end by itself.
         """
         if self._under_way is not None:
             self._under_way.close()
@@ -89,40 +89,38 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def available(self) -> Iterable[int]:
-        """Who is to get turns: the workers for whom there is room, one at least."""
+        """The workers that can get turns: those for which there are resources, at least one."""
 
     @abstractmethod
     def send(self, worker: int, job: Job) -> None:
-        """Give a worker a turn to carry out after those that it has."""
+        """Give a worker a turn to run after those that it has."""
 
     @abstractmethod
     def has_started(self, worker: int) -> bool:
-        """Whether a worker that was given turns is at the first of them."""
+        """Whether a worker with turns has started the first of them."""
 
     @abstractmethod
     def wait(self, busy: Iterable[int], seconds: float | None) -> list[tuple[int, TurnResult | Exception | WorkerDeath]]:
-        """Wait until one of the busy workers answers, or several do, or one has started; so many seconds at most, None: for ever.
-        Each answers its turns one after the other, with what came of it or what it raised.
+        """Wait until a busy worker answers or starts, for at most ``seconds`` (None: without limit). Each worker answers its turns
+        in order, with the result or the exception that was raised.
         """
 
     @abstractmethod
     def name(self, worker: int) -> str:
-        """What a worker is called where it is, for people."""
+        """Name of a worker for messages."""
 
     @abstractmethod
     def replace(self, worker: int) -> bool:
-        """Put a new worker in the place of one that died, or that is not waited for any longer. False: there is no room for one any
-        more.
-        """
+        """Replace a worker that died or timed out. Returns False if there are no resources for a new one."""
 
     @abstractmethod
     def drop(self, busy: Iterable[int]) -> None:
-        """Let the busy workers' turns come to nothing."""
+        """Drop the turns of busy workers."""
 
     def _run_turns(self, turns: Iterable[Turn], states: ClientStore) -> Generator[ClientUpdate, None, None]:
         waiting, done = iter(turns), dict[int, ClientUpdate | Exception]()
         jobs = {worker: deque[Job]() for worker in self.available()}
-        brings_payload = deque[bool]()  # of the turns that have been started and not handed on
+        brings_payload = deque[bool]()  # for turns that have started but are not yielded yet
         started = handed_on = payloads = 0
         exhausted = False
         try:
@@ -142,7 +140,7 @@ class WorkerPool(ABC):
                     self.send(worker, job)
                 if handed_on in done:
                     if isinstance(result := done.pop(handed_on), Exception):
-                        raise result  # in its place: whose turn it was that failed does not depend on who was faster
+                        raise result  # in order: which failure is raised must not depend on speed
                     yield result
                     payloads -= brings_payload.popleft()
                     handed_on += 1
@@ -159,7 +157,7 @@ class WorkerPool(ABC):
                             done[job.place] = answer
                             continue
                         if answer.private is not None:
-                            # A copy: the worker's memory is let go when the update has been merged.
+                            # A copy: the worker's memory is released once the update is merged.
                             own = {name: tensor.clone() for name, tensor in answer.private.items()}
                             states.put(job.turn.client.id, own, job.turn.round)
                         done[job.place] = answer.update
@@ -171,7 +169,7 @@ class WorkerPool(ABC):
     def _next_answers(
         self, jobs: Mapping[int, deque[Job]], busy: Iterable[int]
     ) -> Iterator[tuple[int, TurnResult | Exception | WorkerDeath]]:
-        """What busy workers say, and of which turns have taken too long."""
+        """Answers of busy workers, and deaths of workers that have timed out."""
         watch = self.watch
         watch.look({worker: jobs[worker][0].turn if self.has_started(worker) else None for worker in busy})
         since = time.monotonic()
@@ -195,8 +193,8 @@ class WorkerPool(ABC):
             line = f"Round {turn.round}: the turn of client {turn.client.id} ({turn.verb}) has taken {so_far} in {where}"
             line += f"; the longest one so far took {late.longest:.3g} s" if late.longest is not None else ""
         if late.dead:
-            return f"{line}. It is taken for dead."
-        return f"{line}. If it stands still, end it; federation.engine.init_args.turn_timeout does so by itself."
+            return f"{line}. The worker counts as dead."
+        return f"{line}. If it hangs, kill it; federation.engine.init_args.turn_timeout does so automatically."
 
     def _start_again(self, worker: int, jobs: dict[int, deque[Job]], death: WorkerDeath) -> None:
         own = jobs[worker]
@@ -217,7 +215,7 @@ class WorkerPool(ABC):
         del jobs[worker]
         present = set(self.available())
         for other in [other for other, its in jobs.items() if not its and other not in present]:
-            del jobs[other]  # idle on the same machine; a busy one's pipe will say so
+            del jobs[other]  # idle on the same machine; a busy worker's pipe reports its death
         if not jobs:
             jobs.update((other, deque()) for other in present)
         for job in own:
@@ -231,14 +229,14 @@ def _least_busy(jobs: Mapping[int, deque[Job]]) -> int:
 
 
 class Broadcasts(Generic[Sent]):
-    """Broadcasts as they are sent. The last few are kept, with their tensors, so that no id of a tensor is used twice."""
+    """Broadcasts in the form that is sent. The last few are kept with their tensors, so that ids of tensors stay unique."""
 
     def __init__(self, ready: Callable[[Broadcast], Sent]) -> None:
         self._ready = ready
         self._sent: OrderedDict[tuple[Any, ...], tuple[Broadcast, Sent]] = OrderedDict()
 
     def sent(self, broadcast: Broadcast, keep: int) -> Sent:
-        """A broadcast as it is sent: the same for the same tensors."""
+        """A broadcast in the form that is sent; the same object for the same tensors."""
         tensors = {**broadcast.state, **{f"{name} ": tensor for name, tensor in broadcast.statistics.items()}}
         key = (broadcast.model_size, *((name, id(tensor)) for name, tensor in tensors.items()))
         if key not in self._sent:
@@ -249,5 +247,5 @@ class Broadcasts(Generic[Sent]):
         return self._sent[key][1]
 
     def clear(self) -> None:
-        """Let go of all of them."""
+        """Drop all broadcasts."""
         self._sent.clear()

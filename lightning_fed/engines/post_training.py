@@ -1,4 +1,4 @@
-"""A pass over a client's training data when it has trained."""
+"""A pass over a client's training data after training."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ from lightning_fed.tensors import State
 
 
 class PostTrainingPass(L.LightningModule):
-    """Calls a method's ``post_training_step`` for each batch and adds up what it returns. ``Trainer.predict`` runs it: on the
-    client's ``predict_dataloader``, which has the training examples in order and not augmented, in eval mode.
+    """Calls a method's ``post_training_step`` for each batch and sums what it returns. ``Trainer.predict`` runs it in eval mode on
+    the client's ``predict_dataloader``, which has the training examples in order and without augmentation.
     """
 
     def __init__(self, module: FederatedModule, flops: FlopMeter) -> None:
@@ -21,7 +21,7 @@ class PostTrainingPass(L.LightningModule):
         self.total: State = {}
 
     def predict_step(self, batch: Any, batch_idx: int) -> int:
-        """Take a batch in; returns its number."""
+        """Process a batch; returns its index."""
         for name, tensor in self.module.post_training_step(batch).items():
             tensor = tensor.detach()
             self.total[name] = self.total[name] + tensor if name in self.total else tensor.clone()

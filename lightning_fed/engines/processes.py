@@ -1,4 +1,4 @@
-"""Turns in processes of their own, on this machine."""
+"""The engine Processes: turns in worker processes on this machine."""
 
 import atexit
 import multiprocessing
@@ -32,29 +32,29 @@ from lightning_fed.options import PositiveInt
 from lightning_fed.storage.client_store import ClientStore
 
 NAME = "lightning-fed worker"
-"""What worker processes are called, in front of their number."""
+"""Name of worker processes, followed by their number."""
 
 GRACE = 5.0
-"""Seconds that a process has to end when asked, before it is killed."""
+"""Seconds that a process gets to end before it is killed."""
 
 
 class Processes(Engine):
-    """Carries turns out in worker processes on this machine.
+    """Runs turns in worker processes on this machine.
 
-    The numbers are those of ``InProcess`` with as many threads, whatever the number of workers; on GPUs, with the trainer's
+    Results equal those of ``InProcess`` with the same number of threads, for any number of workers; on GPUs with the trainer's
     ``deterministic: true``.
 
-    Data, tokens and frozen networks are in shared memory, once for all workers. Processes start with the first turn and stay for
-    later runs of this engine. This process merges updates and keeps the private states; at most twice as many updates as there are
-    workers are in memory. A turn whose worker dies (killed, out of memory) is started again, once.
+    Data, tokens and frozen networks are in shared memory, once for all workers. Processes start with the first turn and are reused
+    by later runs of this engine. This process merges updates and stores the private states; at most twice as many updates as
+    workers are in memory. If a worker dies (killed, out of memory), its turn is restarted once.
 
     Args:
-        workers: how many; with several GPUs they are dealt out to the workers in turn, so that more workers than GPUs share them.
-            None: one per GPU; without any, as many as there are cores for. If the trainer names a GPU other than the first one
-            (``devices: [1]``), all workers have that one.
-        threads: torch threads of each worker, and of this process during a run.
-        turn_timeout: seconds after which the worker of a turn is taken for dead. None: it is waited for; of a turn that takes much
-            longer than turns did so far a line says whose it is.
+        workers: number of workers. Several GPUs are assigned to them in turn, so that more workers than GPUs share them. None: one
+            per GPU; without GPUs, as many as the cores allow. If the trainer names a GPU other than the first one
+            (``devices: [1]``), all workers use that one.
+        threads: number of torch threads of each worker, and of this process during a run.
+        turn_timeout: seconds after which the worker of a turn counts as dead. None: no limit; a line names turns that take much
+            longer than earlier ones.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class Processes(Engine):
         self._opened: tuple[Packed, ClientStore] | None = None
 
     def open(self, spec: WorkerSpec, states: ClientStore) -> None:
-        """Pack the spec, and let go of processes that were for another number of workers.
+        """Pack the spec, and stop processes if the number of workers has changed.
 
         Raises:
             FederationError: for what cannot be sent to another process, or if this is a worker process itself.
         """
         if multiprocessing.current_process().name.startswith(NAME):
-            # A script that is not protected by a main guard: it is imported by its own workers. The parent process says so.
+            # A script without a main guard: its own workers import it. The parent process explains that.
             raise SystemExit(1)
         spec = spec.unbuilt()
         gpus = _gpus(spec) if spec.is_for_gpu() else []
@@ -93,7 +93,7 @@ class Processes(Engine):
         return self._pool.run_turns(turns, self._opened[1])
 
     def close(self) -> None:
-        """Let go of the run; the processes wait for the next one."""
+        """Release the run; the processes wait for the next one."""
         self._opened = None
         if self._pool is not None:
             self._pool.forget()
@@ -105,7 +105,7 @@ class Processes(Engine):
 
 @dataclass
 class _Slot:
-    """A place for a process: the one that is in it, this end of its pipe, and what it has been told."""
+    """A worker process, this end of its pipe, and what has been sent to it."""
 
     process: "ForkServerProcess | SpawnProcess"
     pipe: Pipe
@@ -115,7 +115,7 @@ class _Slot:
 
 
 class _Processes(WorkerPool):
-    """Worker processes, each with a pipe of its own: whose worker dies is then known."""
+    """Worker processes, each with its own pipe, which shows whose worker dies."""
 
     remedy = "set federation.engine.init_args.workers lower"
 
@@ -124,10 +124,10 @@ class _Processes(WorkerPool):
         self.size = size
         self.settings = settings
         self.spec: Packed | None = None
-        self._blocks = ReusedBlocks(keep=2 * WAITING * size)  # a broadcast and a private state for each turn under way
+        self._blocks = ReusedBlocks(keep=2 * WAITING * size)  # a broadcast and a private state for each turn in progress
         self.broadcasts = Broadcasts(partial(pack, allocate=self._blocks))
         self._slots: dict[int, _Slot] = {}
-        # At exit, multiprocessing waits for processes; this has to come before. The order is that of registration, backwards.
+        # multiprocessing waits for processes at exit; this must run before. Handlers run in reverse order of registration.
         self._finalizer = weakref.finalize(self, _end, self._slots)
         atexit.register(self._finalizer)
 
@@ -145,7 +145,7 @@ class _Processes(WorkerPool):
             slot.pipe.send(Assignment(turn, None if slot.broadcast is broadcast else broadcast))
             slot.broadcast = broadcast
         except OSError:
-            pass  # it has died; wait() will find out, and that is told once
+            pass  # it has died, which wait() reports
 
     def has_started(self, worker: int) -> bool:
         return self._slots[worker].ready
@@ -177,7 +177,7 @@ class _Processes(WorkerPool):
     def replace(self, worker: int) -> bool:
         slot = self._slots.pop(worker)
         slot.pipe.close()
-        slot.process.kill()  # it may stand still
+        slot.process.kill()  # it may hang
         self._start(worker)
         return True
 
@@ -185,7 +185,7 @@ class _Processes(WorkerPool):
         _end({worker: self._slots.pop(worker) for worker in busy if worker in self._slots}, gently=False)
 
     def forget(self) -> None:
-        """Let the workers' networks and data go."""
+        """Release the workers' networks and data."""
         self.end_turns()
         self.spec = None
         self.broadcasts.clear()
@@ -194,7 +194,7 @@ class _Processes(WorkerPool):
             slot.spec = slot.broadcast = None
             try:
                 slot.pipe.send(None)
-            except OSError:  # it has died, with nothing to do
+            except OSError:  # it died while idle
                 self.drop([worker])
 
     def stop(self) -> None:
@@ -208,7 +208,7 @@ class _Processes(WorkerPool):
         ours, theirs = context.Pipe()
         process = context.Process(target=serve, args=(theirs, worker, self.settings), name=f"{NAME} {worker}", daemon=False)
         process.start()
-        theirs.close()  # the last copy is the worker's: when it dies, this end sees it
+        theirs.close()  # only the worker has it now: this end notices when the worker dies
         self._slots[worker] = _Slot(process, Pipe(ours))
         return self._slots[worker]
 
@@ -228,13 +228,11 @@ class _Processes(WorkerPool):
             ' A script that uses worker processes must run them under `if __name__ == "__main__":`, for they import the script'
             f"{script}."
         )
-        raise FederationError(
-            f"A worker process ended while it started, {how}; what it printed is above.{guard if code == 1 else ''}"
-        )
+        raise FederationError(f"A worker process ended during its start, {how}; its output is above.{guard if code == 1 else ''}")
 
 
 def _end(slots: Mapping[int, _Slot], gently: bool = True) -> None:
-    """End processes: idle ones go by themselves when their pipe is closed, busy ones are told to, and then killed."""
+    """End processes: idle ones end when their pipe is closed; busy ones are terminated, then killed."""
     for slot in slots.values():
         slot.pipe.close()
         if not gently:
@@ -248,7 +246,7 @@ def _end(slots: Mapping[int, _Slot], gently: bool = True) -> None:
 
 
 def _context() -> ForkServerContext | SpawnContext:
-    """Where there is one, a server that has everything imported and from which workers are forked: they start in a second."""
+    """A context that forks workers from a server with all imports done, where the system has fork: they start in a second."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -257,13 +255,13 @@ def _context() -> ForkServerContext | SpawnContext:
 
 
 def _cores() -> int:
-    """Cores that this process may use; where the system does not say, all there are."""
+    """Number of cores that this process may use; if the system does not say, the number of all cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else multiprocessing.cpu_count()
 
 
 def _gpus(spec: WorkerSpec) -> list[str | None]:
-    """The GPUs that are dealt out to workers, by the names that CUDA_VISIBLE_DEVICES has: all that this process has. None: the one
-    that the trainer names, by its place among them.
+    """The GPUs to assign to workers, by their names in CUDA_VISIBLE_DEVICES: all of this process. None: the one that the trainer
+    names, by its index among them.
     """
     with quiet_lightning():
         if _names_devices(spec.new_trainer) or spec.new_trainer(**QUIET).device_ids != [0]:
@@ -273,13 +271,13 @@ def _gpus(spec: WorkerSpec) -> list[str | None]:
 
 
 def _names_devices(new_trainer: TrainerFactory) -> bool:
-    """Whether a Trainer's devices are given by their numbers (``[0]``, ``"0,"``) and not by how many there are. The Trainer itself
-    does not know that any more; a function of the user's does not say it.
+    """Whether a Trainer's devices are given by index (``[0]``, ``"0,"``) instead of by number. The Trainer itself no longer knows,
+    and a user's function does not say.
     """
     if not isinstance(new_trainer, partial):
         return False
     settings = dict(new_trainer.keywords)
-    for block in filter(lambda argument: isinstance(argument, Mapping), new_trainer.args):  # the trainer block of a configuration
+    for block in filter(lambda argument: isinstance(argument, Mapping), new_trainer.args):  # a configuration's trainer block
         settings |= block
     devices = settings.get("devices")
     return isinstance(devices, list | tuple) or (isinstance(devices, str) and "," in devices)

@@ -1,4 +1,4 @@
-"""Turns on public data: models predict them, and learn from what others predict."""
+"""Turns on public data: models predict them, and learn from other models' predictions."""
 
 from typing import Any
 
@@ -20,16 +20,16 @@ from lightning_fed.tensors import State
 
 
 class PublicWorker(Worker):
-    """A worker whose clients and server also take turns on public data, where the method has any; see :class:`.Worker`."""
+    """A worker that also runs turns on public data, for methods that have them; see :class:`.Worker`."""
 
     def predict_public(self, module: FederatedModule, turn: Turn) -> TurnResult:
-        """What a model predicts for each public example."""
-        assert isinstance(module, PublicDistillation)  # whose server alone asks for that
+        """A model's outputs for each public example."""
+        assert isinstance(module, PublicDistillation)  # only their servers have such turns
         outputs = {OUTPUTS: self._outputs(module, self._public_data(module, turn, None))}
         return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, outputs, {"flops": float(self.flops.collect())}))
 
     def train_on_public(self, module: FederatedModule, turn: Turn) -> TurnResult:
-        """Train the server's model, which is sent, or a client's, which stays."""
+        """Train the server's model, which is sent back, or a client's, which is not."""
         assert isinstance(module, PublicDistillation)
         state, private = {}, None
         if turn.client.id == SERVER:
@@ -43,7 +43,7 @@ class PublicWorker(Worker):
         return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, state, metrics), private)
 
     def before_training(self, module: FederatedModule, turn: Turn) -> dict[str, float]:
-        """Train a client on public data, if there is anything to learn from them."""
+        """Train a client on public data, if its method does so."""
         if not isinstance(module, PublicDistillation) or not (phases := module.public_phases()):
             return {}
         data = self.data.public_set(module.public_batch_size, module.public_examples)
@@ -51,7 +51,7 @@ class PublicWorker(Worker):
         return self.train(module, data, phases, turn.round - 1)
 
     def after_training(self, module: FederatedModule, data: ClientDataModule) -> State:
-        """Also what a client predicts for the public examples that it is asked about, if it is."""
+        """Add the client's predictions for public examples, if its method needs them."""
         found = super().after_training(module, data)
         if isinstance(module, PublicDistillation) and module.predict_public is not None:
             found[OUTPUTS] = self._outputs(module, self.data.public_set(module.public_batch_size, module.predict_public))
@@ -75,12 +75,12 @@ class PublicWorker(Worker):
 
 
 class OutputsPass(L.LightningModule):
-    """What a module says of each example. ``Trainer.predict`` runs it, on examples in order.
+    """Collects a module's outputs for each example. ``Trainer.predict`` runs it, on examples in order.
 
     Args:
-        module: whose ``forward`` is asked.
+        module: module whose ``forward`` is called.
         flops: counts the passes.
-        examples: how many there are.
+        examples: number of examples.
     """
 
     def __init__(self, module: PublicDistillation, flops: FlopMeter, examples: int) -> None:
@@ -92,7 +92,7 @@ class OutputsPass(L.LightningModule):
         self._seen = 0
 
     def predict_step(self, batch: Any, batch_idx: int) -> int:
-        """Take a batch in; returns its number. Each output goes to its row: pieces put together in the end are in memory twice."""
+        """Process a batch; returns its index. Outputs are written to their rows: concatenating them would need twice the memory."""
         x, _ = self.module.unpack(batch)
         outputs: Tensor = self.module(x)
         self.flops.note(self.module, "predict", batch, _predict)
@@ -106,15 +106,15 @@ class OutputsPass(L.LightningModule):
         return batch_idx
 
     def result(self) -> Tensor:
-        """All of them, ``(M, …)``, on the CPU: in float32 at least, or in bfloat16 where they are large.
+        """All outputs, ``(M, …)``, on the CPU, in float32 or wider, or in bfloat16 if they are large.
 
         Raises:
-            FederationError: if not all examples were looked at.
+            FederationError: if not all examples were processed.
         """
         if self.outputs is None or self._seen < self.examples:
             raise FederationError(
-                f"the model was asked about {self._seen} of {self.examples} public examples: set no limit_predict_batches and no "
-                "fast_dev_run for the trainer, which apply to each turn."
+                f"the model predicted {self._seen} of {self.examples} public examples: remove limit_predict_batches and "
+                "fast_dev_run from the trainer, which apply to each turn."
             )
         return self.outputs
 

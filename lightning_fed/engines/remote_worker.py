@@ -1,4 +1,4 @@
-"""A worker in another process, whatever brings its turns: made of a packed spec, it gives packed answers."""
+"""A worker in another process, independent of the transport: created from a packed spec, it returns packed results."""
 
 import traceback
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from lightning_fed.errors import FederationError
 
 @dataclass(frozen=True)
 class TorchSettings:
-    """Settings of PyTorch on which numbers depend, and which a process does not inherit."""
+    """PyTorch settings that affect results and that a process does not inherit."""
 
     threads: int
     dtype: torch.dtype
@@ -26,7 +26,7 @@ class TorchSettings:
 
     @classmethod
     def of_this_process(cls, threads: int) -> "TorchSettings":
-        """As they are, with so many threads."""
+        """The current settings, with this number of threads."""
         return cls(
             threads,
             torch.get_default_dtype(),
@@ -36,7 +36,7 @@ class TorchSettings:
         )
 
     def set(self) -> None:
-        """Set them."""
+        """Apply the settings."""
         torch.set_num_threads(self.threads)
         torch.set_default_dtype(self.dtype)
         torch.set_float32_matmul_precision(self.matmul_precision)
@@ -48,18 +48,18 @@ class WorkerError(RuntimeError):
 
 
 def portable(error: Exception) -> FederationError | WorkerError:
-    """What to raise elsewhere in place of an exception: not all can be unpickled, and one that cannot would end the reader."""
+    """An exception that can be sent instead: not all can be unpickled, and one that cannot would end the receiver."""
     if isinstance(error, FederationError):
         return FederationError(str(error))
     return WorkerError(f"{type(error).__name__} in a worker process: {error}\n\n{''.join(traceback.format_exception(error))}")
 
 
 class RemoteWorker:
-    """A worker of this process for another one. What goes wrong, from the start on, is an answer.
+    """A worker in this process that serves another one. Errors, also at creation, are returned as answers.
 
     Args:
         packed: the spec.
-        allocate: makes the buffers in which answers travel, see :func:`.pack`.
+        allocate: creates the buffers in which answers are sent, see :func:`.pack`.
     """
 
     def __init__(self, packed: Packed, allocate: Callable[[int], Buffer] = Block) -> None:
@@ -67,14 +67,14 @@ class RemoteWorker:
         self._allocate = allocate
 
     def answer(self, packed: Packed, broadcast: Broadcast) -> Packed | Exception:
-        """Carry out a turn.
+        """Run a turn.
 
         Args:
             packed: the turn without its broadcast, and the client's private state.
             broadcast: the broadcast.
 
         Returns:
-            The packed result.
+            The packed result, or an exception.
         """
         if isinstance(self._worker, Exception):
             return self._worker
@@ -91,8 +91,8 @@ def _made(packed: Packed) -> Worker | Exception:
         return spec.worker()
     except (AttributeError, ImportError) as error:
         return FederationError(
-            f"A worker process cannot load this run ({error}): what is defined in a notebook, or at a prompt, is unknown to other "
-            "processes. Put it into a module that can be imported, or use the engine InProcess."
+            f"A worker process cannot load this run ({error}): it does not know definitions of a notebook or an interactive "
+            "session. Move them into a module that can be imported, or use the engine InProcess."
         )
     except Exception as error:
         return portable(error)

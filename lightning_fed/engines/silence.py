@@ -1,4 +1,4 @@
-"""What surrounds a run: no messages of thousands of Trainers, and a number of threads."""
+"""The context of a run: which messages Lightning may print, and the number of threads."""
 
 import logging
 import threading
@@ -9,15 +9,15 @@ from contextlib import contextmanager
 import torch
 
 _EXPECTED = (
-    r".*does not have many workers.*",  # the data is in memory; a worker process could only slow it down
+    r".*does not have many workers.*",  # the data are in memory; worker processes would only slow it down
     r".*isinstance\(treespec, LeafSpec\).*",  # Lightning 2.6 with torch 2.15
-    r".*GPU available but not used.*",  # the user said so in the trainer block
+    r".*GPU available but not used.*",  # as the trainer block says
 )
 
 
 @contextmanager
 def quieter(level: int, *names: str) -> Iterator[None]:
-    """Let loggers of these names say only what is of this level or above it."""
+    """A context in which loggers of these names only log messages of this level or above."""
     loggers = [logging.getLogger(name) for name in names]
     before = [logger.level for logger in loggers]
     for logger in loggers:
@@ -31,7 +31,7 @@ def quieter(level: int, *names: str) -> Iterator[None]:
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Silence device lines, tips and the warnings that are expected here; everything else comes through."""
+    """Silence device lines, tips and expected warnings; all other messages are printed."""
     with quieter(logging.WARNING, "lightning.pytorch", "lightning.fabric"), warnings.catch_warnings():
         for message in _EXPECTED:
             warnings.filterwarnings("ignore", message)
@@ -40,8 +40,8 @@ def quiet_lightning() -> Iterator[None]:
 
 @contextmanager
 def no_second_traceback() -> Iterator[None]:
-    """Let a thread that keeps what ended it (``thread.exception``) print no traceback: TensorBoard's writer does, and the next call
-    of a logger raises it, where it becomes a line. Other threads say what they always say.
+    """Suppress the traceback of a thread that stores the exception that ended it (``thread.exception``). TensorBoard's writer does,
+    and the next call of a logger raises the exception, which is then reported in a line. Other threads are not affected.
     """
     before = threading.excepthook
 
@@ -58,7 +58,7 @@ def no_second_traceback() -> Iterator[None]:
 
 @contextmanager
 def torch_threads(number: int | None) -> Iterator[None]:
-    """Compute with so many torch threads; None: with as many as there are."""
+    """A context with this number of torch threads; None: the current number."""
     before = torch.get_num_threads()
     if number is not None:
         torch.set_num_threads(number)

@@ -1,7 +1,7 @@
-"""The Trainer of a worker's turns: built once, with a training loop that calls only the hooks that somebody has.
+"""The Trainer of a worker's turns, built once, with a training loop that calls only hooks that are overridden.
 
-A federation plays thousands of turns, many of them of small steps: building a Trainer takes longer than a hundred of these, and
-calling the hooks of a batch as long as one. All that is done here belongs to the instance of the Trainer that does it.
+A federation runs thousands of turns, many with small steps: building a Trainer takes longer than a hundred such steps, and calling
+the hooks of a batch as long as one. All changes are made on the Trainer instance, not on Lightning's classes.
 """
 
 from collections.abc import Callable, Iterable
@@ -32,16 +32,16 @@ QUIET = {
     "enable_model_summary": False,
     "num_sanity_val_steps": 0,
 }
-"""The federation reports, checkpoints and shows progress; its clients' Trainers do not."""
+"""Options of the clients' Trainers: the federation reports, saves checkpoints and shows progress itself."""
 
 TRIED = ("2.6.",)
-"""Releases of Lightning whose training loop the loop of a turn was compared with; with others, Lightning's own is used."""
+"""Lightning releases for which the training loop of turns was tested; with others, Lightning's own loop is used."""
 
 
 def turn_trainer(new_trainer: TrainerFactory, **options: Any) -> L.Trainer:
     """A Trainer for turns."""
     trainer = new_trainer(**QUIET, **options)
-    # Signals are the run's, see lightning_fed.signals: Lightning would take them from it, and give them back wrongly.
+    # The run handles signals, see lightning_fed.signals: Lightning would replace its handlers and restore them incorrectly.
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     if type(trainer.strategy) is SingleDeviceStrategy:
         trainer.strategy.teardown = partial(take_back, trainer.strategy)  # type: ignore[method-assign]
@@ -49,8 +49,8 @@ def turn_trainer(new_trainer: TrainerFactory, **options: Any) -> L.Trainer:
 
 
 def take_back(strategy: Strategy) -> None:
-    """End a fit or a measurement: what learns goes to the CPU, where it is harvested. What is frozen stays on its device: the turns
-    that follow have it in common, and it may be a large network.
+    """Move what is trained to the CPU after a fit or an evaluation. Frozen tensors stay on their device: later turns share them,
+    and they may be large.
     """
     module = strategy.lightning_module
     if strategy.root_device.type == "cpu" or module is None:
@@ -64,7 +64,7 @@ def take_back(strategy: Strategy) -> None:
 
 
 class Trainers:
-    """The Trainers of a worker, each built when it is first needed."""
+    """The Trainers of a worker, each built on first use."""
 
     def __init__(self, new_trainer: TrainerFactory) -> None:
         self.new_trainer = new_trainer
@@ -72,10 +72,10 @@ class Trainers:
         self._others: dict[bool, L.Trainer] = {}
 
     def for_fit(self, epochs: int, callbacks: Iterable[L.Callback], **options: Any) -> L.Trainer:
-        """A Trainer that has trained nothing yet: one that stopped at its ``max_epochs`` trains no more.
+        """A Trainer that has not trained yet, because one that has reached its ``max_epochs`` does not train again.
 
-        It is the one of the turn before with a new training loop, unless options differ from turn to turn, or a part of it (a
-        callback, a scaler of gradients) would hand on what an earlier turn left in it.
+        It is the Trainer of the previous turn with a new training loop, unless options differ between turns or a part of it (a
+        callback, a gradient scaler) would carry state over from an earlier turn.
         """
         trainer = self._fitting
         if trainer is None or options:
@@ -93,7 +93,7 @@ class Trainers:
         return trainer
 
     def for_measuring(self, gradients: bool = False) -> L.Trainer:
-        """A Trainer that validates, tests and predicts, which starts afresh on every call."""
+        """A Trainer that validates, tests and predicts; it starts afresh on every call."""
         if gradients not in self._others:
             trainer = turn_trainer(self.new_trainer, **({"inference_mode": False} if gradients else {}))
             for loop in (trainer.validate_loop, trainer.test_loop):
@@ -103,7 +103,7 @@ class Trainers:
 
 
 def _keeps_nothing(trainer: L.Trainer) -> bool:
-    """Whether a Trainer with a new training loop is as one that has just been built."""
+    """Whether a Trainer with a new training loop is equivalent to a newly built one."""
     plugin = trainer.precision_plugin
     return (
         type(trainer) is L.Trainer
@@ -116,22 +116,21 @@ def _keeps_nothing(trainer: L.Trainer) -> bool:
 
 
 class _TurnEpochLoop(_TrainingEpochLoop):
-    """An epoch of manual optimisation that does what Lightning's does, except what nobody would notice.
+    """An epoch loop for manual optimization that behaves like Lightning's but skips work without effect.
 
-    Hooks of a batch are called where somebody overrides them, which is found out once per epoch; a batch that is on its device is
-    not looked through; nothing is profiled without a profiler; logged values are brought up to date after a batch where a step
-    logs.
+    Hooks of a batch are called only if they are overridden, which is checked once per epoch. A batch that is already on the device
+    is not moved. Nothing is profiled without a profiler. Logged values are updated after a batch only if a step logs.
     """
 
     _batches_that_stepped: int
-    """Of Lightning's loop, for loggers."""
+    """Used by Lightning's loop, for loggers."""
 
     def __init__(self, trainer: L.Trainer, min_steps: int | None = None, max_steps: int = -1) -> None:
         super().__init__(trainer, min_steps, max_steps)
         self._results = _Results(training=True)
-        self._short = False  # whether Lightning's own way through a batch can be shortened
+        self._short = False  # whether Lightning's processing of a batch can be shortened
         self._logs_steps = False
-        self._logged = 0  # names that are logged at the end of an epoch
+        self._logged = 0  # number of names logged at the end of an epoch
         self._moves = self._takes_number = True
         self._step: Callable[..., Any] = _nothing
         self._before_transfer: list[Callable[..., Any]] = []
@@ -143,7 +142,7 @@ class _TurnEpochLoop(_TrainingEpochLoop):
         self._strategy_start: list[Callable[..., Any]] = []
 
     def run(self, data_fetcher: _DataFetcher) -> None:
-        """All batches."""
+        """Process all batches."""
         module = self.trainer.lightning_module
         before = module._current_fx_name
         try:
@@ -153,7 +152,7 @@ class _TurnEpochLoop(_TrainingEpochLoop):
             self.manual_optimization.on_run_end()
 
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:
-        """Find out who wants to know of what."""
+        """Find the overridden hooks."""
         super().on_run_start(data_fetcher)
         trainer, module = self.trainer, self.trainer.lightning_module
         self._short = (
@@ -183,7 +182,7 @@ class _TurnEpochLoop(_TrainingEpochLoop):
         self._spare_hooks_of_a_step()
 
     def _spare_hooks_of_a_step(self) -> None:
-        """Let the Trainer's own precision plugin call those hooks of a backward pass and of an optimizer step that somebody has."""
+        """Let the Trainer's own precision plugin call only overridden hooks of backward passes and optimizer steps."""
         trainer, plugin = self.trainer, self.trainer.precision_plugin
         short_ways = {
             "pre_backward": ("on_before_backward", lambda loss, module: loss),
@@ -197,7 +196,7 @@ class _TurnEpochLoop(_TrainingEpochLoop):
                 setattr(plugin, name, short)
 
     def advance(self, data_fetcher: _DataFetcher) -> None:
-        """One batch."""
+        """Process one batch."""
         if not self._short:
             super().advance(data_fetcher)
             return
@@ -210,7 +209,7 @@ class _TurnEpochLoop(_TrainingEpochLoop):
         for hook in self._before_transfer:
             batch = hook(batch, 0)
         if self._moves or not _is_on(batch, trainer.strategy.root_device):
-            batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)  # which calls what follows it, too
+            batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)  # calls the hook after the transfer, too
         else:
             for hook in self._after_transfer:
                 batch = hook(batch, 0)
@@ -241,7 +240,7 @@ class _TurnEpochLoop(_TrainingEpochLoop):
         progress.increment_completed()
 
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
-        """Validate where that is due."""
+        """Validate if it is due."""
         if self._short and not self.trainer.limit_val_batches:
             self._batches_that_stepped += 1
         else:
@@ -249,8 +248,8 @@ class _TurnEpochLoop(_TrainingEpochLoop):
 
 
 class _Results(_ResultCollection):
-    """What is logged. Lightning looks through all of a result for tensors to move to a value's device, whenever one is logged; here
-    it does so where they are elsewhere.
+    """Logged results. Lightning searches all of a result for tensors to move to a value's device, each time a value is logged; this
+    class does so only if they are on another device.
     """
 
     def __setitem__(self, name: str, result: _ResultMetric) -> None:
@@ -260,12 +259,12 @@ class _Results(_ResultCollection):
 
 class _Result(_ResultMetric):
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        own = getattr(self, "value", None)  # there is none yet where a metric is logged for the first time
+        own = getattr(self, "value", None)  # missing when a metric is logged for the first time
         return self if own is not None and (own.device,) == args else super().to(*args, **kwargs)
 
 
 def _who(hook: str, objects: Iterable[Any], base: type) -> list[Callable[..., Any]]:
-    """The hook of those objects that override it."""
+    """The hooks of those objects that override it."""
     default = getattr(base, hook)
     return [getattr(one, hook) for one in objects if hook in vars(one) or getattr(type(one), hook, default) is not default]
 

@@ -1,4 +1,4 @@
-"""How long turns take, and which of them takes longer than turns do."""
+"""How long turns take, and which turns take unusually long."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from lightning_fed.core.messages import Turn
 
 FIRST = 600.0
-"""Seconds that may pass without a word while no turn of a kind has ended."""
+"""Seconds before the first message about a turn while no turn of its kind has ended."""
 
 LEAST = 60.0
-"""Seconds that may pass without a word in any case."""
+"""Minimum seconds before a message about a turn."""
 
 TIMES = 10.0
-"""How much longer than the longest turn of its kind so far a turn takes before something is said of it."""
+"""A message is printed when a turn takes this many times as long as the longest turn of its kind so far."""
 
 START = 300.0
-"""Seconds that a worker has to start, however soon turns are taken for dead."""
+"""Seconds that a worker may take to start, even with a shorter timeout of turns."""
 
 
 @dataclass
 class _Activity:
-    """What a worker is at: a turn, or None while it starts; since when; and after how long something is said of it."""
+    """What a worker is doing: a turn, or None while it starts; since when; and after how long a message is due."""
 
     turn: Turn | None
     begun: float
@@ -29,14 +29,14 @@ class _Activity:
 
 @dataclass(frozen=True)
 class Overdue:
-    """A worker that is at a turn, or at its start (None), for longer than that takes.
+    """A worker that takes unusually long for its turn, or for its start (None).
 
     Args:
-        worker: which one.
-        turn: what it is at.
-        seconds: for how long.
-        longest: seconds of the longest turn of that kind so far; None: none has ended yet.
-        dead: whether it is to be waited for no longer.
+        worker: number of the worker.
+        turn: its turn.
+        seconds: how long it has taken so far.
+        longest: seconds of the longest turn of that kind so far. None: none has ended yet.
+        dead: whether the timeout has passed.
     """
 
     worker: int
@@ -47,11 +47,11 @@ class Overdue:
 
 
 class Watch:
-    """Knows since when each worker is at its turn. Time passes for it while answers are waited for: what this process does itself
-    meanwhile, or a debugger that holds it, makes no worker late.
+    """Tracks how long each worker has been at its turn. Time only passes while the process waits for answers: work of this process,
+    or a debugger that stops it, makes no worker late.
 
     Args:
-        timeout: seconds after which a turn's worker is taken for dead; None: never.
+        timeout: seconds after which a turn's worker counts as dead. None: never.
     """
 
     def __init__(self, timeout: float | None) -> None:
@@ -61,7 +61,7 @@ class Watch:
         self._longest: dict[str, float] = {}  # by verb
 
     def look(self, at: Mapping[int, Turn | None]) -> None:
-        """What each busy worker is at now."""
+        """Update what each busy worker is doing."""
         before, self._activities = self._activities, {}
         for worker, turn in at.items():
             activity = before.get(worker)
@@ -71,23 +71,23 @@ class Watch:
             self._activities[worker] = activity
 
     def pause(self) -> float | None:
-        """Seconds after which there may be something to say or to do; None: whenever there is an answer."""
+        """Seconds until a message or a timeout may be due. None: no limit."""
         ends = [activity.begun + min(activity.patience, self._limit(activity)) for activity in self._activities.values()]
         return max(0.0, min(ends) - self._now) if ends else None
 
     def waited(self, seconds: float) -> None:
-        """So long answers have been waited for."""
+        """Record how long the process has waited for answers."""
         self._now += seconds
 
     def ended(self, worker: int, with_an_answer: bool) -> None:
-        """A worker has ended what it was at."""
+        """Record that a worker has ended its turn or start."""
         activity = self._activities.pop(worker)
         if with_an_answer and activity.turn is not None:
             verb = activity.turn.verb
             self._longest[verb] = max(self._longest.get(verb, 0.0), self._now - activity.begun)
 
     def overdue(self) -> list[Overdue]:
-        """Of whom something is to be said now; the next time when it has taken twice as long."""
+        """Workers about which a message is due now; the next is due when the time has doubled."""
         found = []
         for worker, activity in self._activities.items():
             seconds, dead = self._now - activity.begun, self._now - activity.begun >= self._limit(activity)

@@ -1,4 +1,4 @@
-"""One client's turn: load its state, run its Lightning Trainer, harvest what it learned."""
+"""Runs a client's turn: loads its state, trains or evaluates with a Lightning Trainer, and collects the results."""
 
 import math
 import traceback
@@ -31,19 +31,19 @@ from lightning_fed.tensors import State, check_finite
 
 
 class Worker:
-    """Takes the turns of many clients, one at a time, with one module per architecture in memory.
+    """Runs the turns of many clients, one at a time, with one module per architecture in memory.
 
-    A turn is a function of its inputs: every random draw comes from the stream of (seed, round, client). Turns leave the global
-    random state changed; whoever runs them restores it, once.
+    A turn is a function of its inputs: all random draws come from the stream of (seed, round, client). Turns change the global
+    random state; whoever runs them restores it once at the end.
 
     Args:
         template: the method, built; it is copied, never trained.
         data: the clients' data.
         new_trainer: builds the Trainers of turns; see :class:`.Trainers`.
         seed: the run's seed.
-        initial: what new clients' private states begin with copies of; None: what the template has.
-        compression: of messages.
-        examples: how clients train so that their examples are private; None: as their phases say.
+        initial: originals that new clients' private states are copied from. None: those of the template.
+        compression: compression of messages.
+        examples: how clients train with example-level privacy. None: without.
     """
 
     def __init__(
@@ -66,17 +66,17 @@ class Worker:
         self.initial = template.initial_originals() if initial is None else initial
         self.flops = FlopMeter()
         self._modules: dict[Hashable, FederatedModule] = {}
-        self.activity = ""  # what a turn is at, besides training
+        self.activity = ""  # what the turn is doing, besides training
 
     def run_turn(self, turn: Turn, private: State | None) -> TurnResult:
-        """Carry out a turn. An evaluate turn gives an update without a payload.
+        """Run a turn. The update of an evaluate turn has no payload.
 
         Args:
-            turn: what to do.
-            private: the client's private state, None if it has none yet.
+            turn: the turn.
+            private: the client's private state. None: it has none yet.
 
         Raises:
-            FederationError: for what the user can change, naming client, round and phase; any other exception has a note that does.
+            FederationError: for what the user can change, with client, round and phase; other exceptions get them as a note.
         """
         with self._named(turn):
             self.activity = ""
@@ -91,7 +91,7 @@ class Worker:
         return replace(broadcast, state=self.compression.expand_broadcast(broadcast.state))
 
     def _compressed(self, result: TurnResult, turn: Turn, before: State) -> TurnResult:
-        """What a client sends in its compressed form; with what it owes, which stays with it."""
+        """Compress the client's update; what was not sent is added to the private state."""
         owed = {name.removeprefix(ERROR): tensor for name, tensor in before.items() if name.startswith(ERROR)}
         update = result.update
         if turn.verb == "fit" and self.compression.up != "none":
@@ -103,7 +103,7 @@ class Worker:
         return TurnResult(update, (result.private or {}) | {f"{ERROR}{name}": tensor for name, tensor in owed.items()})
 
     def fit(self, module: FederatedModule, turn: Turn) -> TurnResult:
-        """Train a client's model: an update, and what stays with the client."""
+        """Train a client's model: returns the update and the private state."""
         metrics = self.before_training(module, turn)
         data = self._data_of(turn)
         module.rounds_before = turn.round - 1  # phases may depend on it
@@ -120,19 +120,19 @@ class Worker:
         state, private = module.update_state(), private_state(module)
         if turn.evaluate:
             if module.has_statistics:
-                self._pass_over(module, data)  # of this client's own data, for its own model
+                self._pass_over(module, data)  # of this client's data only, for its own model
             metrics |= self.measure(module, data)
         return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, state, metrics), private)
 
     def evaluate(self, module: FederatedModule, turn: Turn) -> TurnResult:
-        """Measure a model: metrics alone."""
+        """Evaluate a model: returns metrics only."""
         costs = self.fine_tune(module, turn.client.id, turn.round) if turn.fine_tune else {}
         metrics = self.measure(module, self._data_of(turn)) | module.inspect() | costs
         return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, {}, metrics))
 
     def personalize(self, module: FederatedModule, turn: Turn) -> TurnResult:
-        """What a client gets that is never trained with: measured as it received the model; personalized, with what the method
-        keeps of it trained in one turn; and with all trained that the turn trains.
+        """Evaluate what a client gets that never takes part in training: the received model; the personalized model, with the
+        private state of one turn of training; and the model with everything that the turn trained.
         """
         assert turn.measured_with is not None
         received = self.measure(self.load(turn.client, turn.measured_with, None), self._data_of(turn))
@@ -145,19 +145,19 @@ class Worker:
         return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, {}, metrics))
 
     def compute_statistics(self, module: FederatedModule, turn: Turn) -> TurnResult:
-        """The statistics of a model on the client's training data."""
+        """Compute the statistics of a model on the client's training data."""
         batches = self._pass_over(module, self._data_of(turn))
         return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, module.statistics(), {"batches": float(batches)}))
 
     def module_of(self, client: ClientInfo, broadcast: Broadcast, private: State | None) -> FederatedModule:
-        """A module of the client's own, which no later turn changes."""
+        """A separate module for a client, which later turns do not change."""
         module = self.clients.of_architecture(replace(client, model_size=broadcast.model_size))
         self._load(module, broadcast, private)
         return module
 
     def fine_tune(self, module: FederatedModule, client: int, round: int) -> dict[str, float]:
-        """Fine-tune a client's model on its training data before it is measured in a round, if the method is asked to; returns what
-        that cost. The server's models are measured as they are.
+        """Fine-tune a client's model on its training data before it is evaluated, if the method has fine-tuning; returns the costs.
+        The server's models are not fine-tuned.
         """
         phases = module.fine_tuning_phases()
         if client == SERVER or not phases:
@@ -167,36 +167,38 @@ class Worker:
         self.train(module, data, phases, round - 1)
         costs = {"fine_tune/flops": float(self.flops.collect())}
         if module.has_statistics:
-            self._pass_over(module, data)  # of this client's own data, for its own model
+            self._pass_over(module, data)  # of this client's data only, for its own model
         module._trainer = None
         return costs
 
     def load(self, client: ClientInfo, broadcast: Broadcast, private: State | None) -> FederatedModule:
-        """The working module of the client's architecture with the client's private state and the broadcast until the next call."""
+        """The working module of the client's architecture, with the client's private state and the broadcast loaded. The next call
+        reuses it.
+        """
         client = replace(client, model_size=broadcast.model_size)
         architecture = self.template.architecture(client)
         if architecture not in self._modules:
             self._modules[architecture] = self.clients.of_architecture(client)
         module = self._modules[architecture]
         module.client = client
-        module.progress.phase = None  # of an earlier turn
+        module.progress.phase = None  # not that of an earlier turn
         self._load(module, broadcast, private)
         return module
 
     def _load(self, module: FederatedModule, broadcast: Broadcast, private: State | None) -> None:
-        """Make a module that of its client: all that it does not share with everybody of its architecture."""
+        """Load all of a client's state into a module, except what all clients of its architecture share."""
         assert module.client is not None
         own = {name: tensor for name, tensor in (private or {}).items() if not name.startswith(ERROR)}
-        if own or private == {}:  # which a damaged file may hold
+        if own or private == {}:  # an empty state comes from a damaged file
             module.load_private_state(own)
         elif module.has_private_state:
-            # What it starts from is drawn or copied, not stored: clients that never take part cost no memory.
+            # The initial state is drawn or copied, not stored: clients that never take part cost no memory.
             module.load_private_state(self.clients.of(module.client).private_state() if module.has_private_tensors else {})
             module.load_initial(self.initial or broadcast.state)
         module.load_broadcast(broadcast)
 
     def _data_of(self, turn: Turn) -> ClientDataModule:
-        """What a turn is on; from here on all is drawn from the turn's stream."""
+        """The data of a turn. Seeds all randomness that follows with the turn's stream."""
         data = self.data.pooled() if turn.client.id == SERVER else self.data.client(turn.client.id)
         data.order_seed = seed_all(self.seed, TURN, turn.round, turn.client.id)
         return data
@@ -212,11 +214,11 @@ class Worker:
         """Train a model; returns what its Trainer logged, and the number of steps.
 
         Args:
-            module: to be trained.
-            data: to train on.
-            phases: how; none: it is not trained.
-            rounds: how many there were before.
-            best: chooses among the models of this training; None: the last one stays.
+            module: the module to train.
+            data: the data to train on.
+            phases: the phases to run; empty: no training.
+            rounds: number of earlier rounds.
+            best: selects the best model of this training. None: the last one is kept.
         """
         with module.training_on(phases):
             if not (epochs := module.num_epochs(len(data.train_dataloader()))):
@@ -241,22 +243,22 @@ class Worker:
             module.progress.phase = None
         if trainer.global_step == 0:
             raise FederationError(
-                "no step was trained: check the trainer's limit_train_batches, max_steps, max_time and fast_dev_run, which apply "
-                "to each turn."
+                "no training step was made: check the trainer's limit_train_batches, max_steps, max_time and fast_dev_run, which "
+                "apply to each turn."
             )
         for optimizer in trainer.optimizers:
-            # A Trainer is full of reference cycles: moments as large as the network would stay until Python collects them.
+            # A Trainer is full of reference cycles: large optimizer states would stay in memory until Python collects them.
             optimizer.state.clear()
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()} | {"steps": float(trainer.global_step)}
         self._refuse_divergence(metrics, module, trainer)
         return metrics
 
     def before_training(self, module: FederatedModule, turn: Turn) -> dict[str, float]:
-        """What a client learns before it trains on its own data; returns metrics. Default: nothing."""
+        """Train before a client's own data is used; returns metrics. Default: nothing."""
         return {}
 
     def after_training(self, module: FederatedModule, data: ClientDataModule) -> State:
-        """What a method looks at when a client has trained; see :meth:`.FederatedModule.post_training_step`."""
+        """Run the pass after training; see :meth:`.FederatedModule.post_training_step`."""
         if not module.has_post_training_step:
             return {}
         self.activity = "in the pass after training"
@@ -265,12 +267,12 @@ class Worker:
         return after.result()
 
     def _pass_over(self, module: FederatedModule, data: ClientDataModule) -> int:
-        """Pass the training data through a model for its statistics; returns the number of batches."""
+        """Pass the training data through a model to compute its statistics; returns the number of batches."""
         self.activity = "gathering statistics"
         return len(self.trainers.for_measuring().predict(StatisticsPass(module), datamodule=data) or [])
 
     def measure(self, module: FederatedModule, data: ClientDataModule) -> dict[str, float]:
-        """What a model comes to on validation data, where there are any, and on test data."""
+        """Evaluate a model on validation data, if there are any, and on test data."""
         self.activity = "measured"
         trainer = self.trainers.for_measuring()
         results = []
@@ -293,14 +295,14 @@ class Worker:
 
     @contextmanager
     def _named(self, turn: Turn) -> Iterator[None]:
-        """Say of whatever goes wrong in a turn whose turn it was."""
+        """Add client, round and activity to any error of a turn."""
         try:
             yield
         except Exception as error:
             place = self._place(turn)
             if isinstance(error, FederationError):
                 raise FederationError(f"{place}: {error}") from error
-            if isinstance(error, MisconfigurationException):  # of Lightning, for what only shows when a Trainer runs
+            if isinstance(error, MisconfigurationException):  # raised by Lightning only when a Trainer runs
                 raise FederationError(f"{place}: Lightning refuses the trainer's settings: {one_line(error)}") from error
             error.add_note(f"In this turn: {place}.")
             raise
@@ -314,13 +316,13 @@ class Worker:
 
 
 def _is_of_torch(error: Exception) -> bool:
-    """Whether torch has raised it, and not what somebody else wrote."""
+    """Whether an error was raised in torch, and not in other code."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__")).startswith("torch.")
 
 
 def private_state(module: FederatedModule) -> State | None:
-    """What stays with a client after a turn; None if nothing does. Raises :class:`FederationError` for what is not finite."""
+    """A client's private state after a turn; None if there is none. Raises :class:`FederationError` if it is not finite."""
     state = module.private_state() or None
     if state is not None:
         check_finite(state, "The private state", remedy(module))

@@ -1,4 +1,4 @@
-"""What happens in a worker process: it carries out what comes through its pipe."""
+"""The main loop of a worker process, which runs the turns that arrive through its pipe."""
 
 import gc
 import multiprocessing
@@ -21,12 +21,12 @@ from lightning_fed.logs import LOGGER, lines_shown
 
 @dataclass(frozen=True)
 class Settings:
-    """What worker processes have in common.
+    """Common settings of worker processes.
 
     Args:
         torch_settings: see :class:`.TorchSettings`.
-        gpus: the GPU of each, by its name in CUDA_VISIBLE_DEVICES, or None if the trainer names it.
-        log_level: of the package's logger.
+        gpus: the GPUs to assign, by their names in CUDA_VISIBLE_DEVICES; None if the trainer names the GPU.
+        log_level: level of the package's logger.
     """
 
     torch_settings: TorchSettings
@@ -35,21 +35,21 @@ class Settings:
 
 
 class Ready:
-    """A worker's first word."""
+    """A worker's first message."""
 
 
 class Assignment(NamedTuple):
-    """A packed turn with the client's private state, and its packed broadcast; None: it is that of the turn before."""
+    """A packed turn with the client's private state, and its packed broadcast; None: the same broadcast as before."""
 
     turn: Packed
     broadcast: Packed | None
 
 
 def serve(connection: Connection, number: int, settings: Settings) -> None:
-    """A worker process: carries out what comes through the connection until that is closed."""
+    """Main function of a worker process: runs what arrives through the connection until it is closed."""
     pipe = Pipe(connection)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the parent decides
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as a queue's does
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent decides
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # so may a queueing system's signal
     threading.Thread(target=_die_with_parent, daemon=True).start()
     if settings.gpus and (gpu := settings.gpus[number]) is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
@@ -74,7 +74,7 @@ def serve(connection: Connection, number: int, settings: Settings) -> None:
                         broadcast = unpack(message.broadcast)
                     assert worker is not None, "the spec comes first"
                     pipe.send(worker.answer(message.turn, broadcast))
-            except (EOFError, OSError):  # nobody is at the other end any more
+            except (EOFError, OSError):  # the other end is closed
                 return
 
 

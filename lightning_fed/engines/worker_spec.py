@@ -1,4 +1,4 @@
-"""All that makes a worker, in this process or in another."""
+"""All that is needed to create a worker, in this process or in another."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,21 +25,21 @@ from lightning_fed.tensors import State
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """Makes equal workers anywhere.
+    """Creates identical workers anywhere.
 
-    Networks are not pickled (parametrised ones cannot be): the method travels without them and is built again on the stream of
-    (seed, initial), as the federation built it. What is frozen travels: it is in memory once on a machine.
+    Networks are not pickled (parametrized ones cannot be): the method is sent without them and built again on the stream of
+    (seed, initial), as the federation built it. Frozen tensors are sent, and are once in memory on a machine.
 
     Args:
         template: the method.
         data: the clients' data, loaded.
         new_trainer: builds the Trainer of a turn.
         seed: the run's seed.
-        initial: what new clients' private states begin with copies of, see :meth:`.SharedStateMixin.initial_originals`; None: what
-            the template has.
-        compression: of messages between server and clients.
-        frozen: what the template has frozen, where it has been built already: its own tensors, which are not drawn again.
-        examples: see :class:`.Worker`.
+        initial: originals that new clients' private states are copied from, see :meth:`.SharedStateMixin.initial_originals`.
+            None: those of the template.
+        compression: compression of messages between server and clients.
+        frozen: frozen tensors of a template that has been built; they are used instead of drawing them again.
+        examples: how clients train with example-level privacy. None: without.
     """
 
     template: FederatedModule
@@ -52,14 +52,14 @@ class WorkerSpec:
     examples: ExampleTraining | None = None
 
     def worker(self) -> Worker:
-        """A worker of this process. Networks that are there are taken as they are: for others, call :meth:`build` first."""
+        """A worker of this process. Networks that are built are used as they are; otherwise :meth:`build` is called."""
         if not self.template.is_built:
             self.build()
         return PublicWorker(self.template, self.data, self.new_trainer, self.seed, self.initial, self.compression, self.examples)
 
     def build(self) -> None:
-        """Make the template's networks, if it has none yet, in the precision of the Trainers: what is built, sent, merged and kept
-        has it from the first round on.
+        """Build the template's networks, if necessary, in the precision of the Trainers, which all states then have from the first
+        round on.
         """
         trainer = self.new_trainer(**QUIET)
         refuse_several_processes(trainer)
@@ -70,14 +70,14 @@ class WorkerSpec:
         trainer.precision_plugin.convert_module(self.template)
 
     def unbuilt(self) -> "WorkerSpec":
-        """The spec as it travels."""
+        """The spec in the form that is sent."""
         return replace(self, template=unbuilt_copy(self.template), frozen=frozen_parameters(self.template))
 
     def packed(self, move: bool = False, allocate: Callable[[int], Buffer] = Block, packer: type[Packer] = Packer) -> Packed:
-        """The spec for other processes; the arguments are those of :func:`.pack`.
+        """The spec packed for other processes; the arguments are those of :func:`.pack`.
 
         Raises:
-            FederationError: naming what cannot be sent to them.
+            FederationError: names what cannot be sent to them.
         """
         try:
             return pack(self, move, allocate, packer)
@@ -93,7 +93,7 @@ class WorkerSpec:
             ) from error
 
     def is_for_gpu(self) -> bool:
-        """Whether a turn in this process would compute on a GPU. Where there is none, the trainer need not be asked."""
+        """Whether a turn in this process would compute on a GPU. Without a GPU, no Trainer is built to find out."""
         if not torch.cuda.is_available():
             return False
         with quiet_lightning():

@@ -1,1 +1,1 @@
-"""A federation and one run of it: the rounds, what is measured after them, what they cost."""
+"""A federation and its runs: rounds, evaluation and costs."""

@@ -1,4 +1,4 @@
-"""Attacks on a federation, for tests and benchmarks: what hostile clients send instead of what they learned."""
+"""Simulated attacks, for tests and benchmarks: what malicious clients send instead of their updates."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -23,10 +23,10 @@ from lightning_fed.tensors import State
 
 @dataclass(frozen=True)
 class Attack(ABC):
-    """Some clients are hostile, the same in all rounds. They train as the method has it, and then send something else.
+    """Some clients are attackers, the same in all rounds. They train as usual and then send something else.
 
     Args:
-        share: of the clients that may take part, drawn by the seed.
+        share: share of the eligible clients that are attackers, drawn by the seed.
     """
 
     share: ClosedUnitInterval = 0.2
@@ -35,7 +35,7 @@ class Attack(ABC):
         require(0 <= self.share <= 1, f"Got share={self.share}: give a share of the clients, from 0 to 1.")
 
     def attackers(self, clients: Sequence[ClientInfo], seed: int) -> frozenset[int]:
-        """Ids of the hostile clients: a function of the seed."""
+        """Ids of the attackers: a function of the seed."""
         size = round(self.share * len(clients))
         require(
             0 < size < len(clients), f"attack.share is {self.share}, which is {size} of {len(clients)} clients: leave some of each."
@@ -44,25 +44,25 @@ class Attack(ABC):
         return frozenset(clients[place].id for place in drawn)
 
     def poison(self, data: FederatedDataModule, attackers: Collection[int]) -> None:  # noqa: B027 - there may be nothing to do
-        """Change what they train on. Default: nothing."""
+        """Change the attackers' training data. Default: nothing."""
 
     @abstractmethod
     def sent(
         self, updates: Iterable[ClientUpdate], attackers: Collection[int], start: State, stream: np.random.Generator
     ) -> Iterator[ClientUpdate]:
-        """A round's updates as they are sent, in their order.
+        """A round's updates as they are sent, in the same order.
 
         Args:
-            updates: what was learned.
-            attackers: ids of the hostile clients.
-            start: the server's state, from which all started.
-            stream: of the round.
+            updates: the honestly trained updates.
+            attackers: ids of the attackers.
+            start: the server's state, from which all clients started.
+            stream: the round's random stream.
         """
 
 
 @dataclass(frozen=True)
 class LabelFlip(Attack):
-    """Trains on wrong labels: :math:`C - 1 - y`."""
+    """Trains on wrong labels, :math:`C - 1 - y`."""
 
     def poison(self, data: FederatedDataModule, attackers: Collection[int]) -> None:
         data.flip_labels(attackers)
@@ -70,32 +70,32 @@ class LabelFlip(Attack):
     def sent(
         self, updates: Iterable[ClientUpdate], attackers: Collection[int], start: State, stream: np.random.Generator
     ) -> Iterator[ClientUpdate]:
-        """What was learned of them."""
+        """The updates, unchanged: the attackers trained on flipped labels."""
         yield from updates
 
 
 @dataclass(frozen=True)
 class UpdateAttack(Attack):
-    """Sends another change of the model than was learned."""
+    """Sends another change of the model than the trained one."""
 
     knows_others: ClassVar[bool] = False
-    """Whether attackers wait for what the honest clients of their round send."""
+    """Whether attackers see the updates of the honest clients of the round."""
 
     @abstractmethod
     def change(self, own: Tensor, honest: Tensor, count: int, stream: np.random.Generator) -> Tensor:
-        """What one attacker sends, as a change, ``(d,)`` in float64.
+        """What one attacker sends, as a change of the model, ``(d,)`` in float64.
 
         Args:
-            own: the change that it learned.
-            honest: those of the honest clients, ``(n, d)``, if attackers know them, and if there are any; else its own.
-            count: how many attackers there are in the round, if they know others.
-            stream: of the round.
+            own: its own trained change.
+            honest: changes of the honest clients, ``(n, d)``, if attackers see them and there are any; else its own.
+            count: number of attackers in the round, if they see the others.
+            stream: the round's random stream.
         """
 
     def sent(
         self, updates: Iterable[ClientUpdate], attackers: Collection[int], start: State, stream: np.random.Generator
     ) -> Iterator[ClientUpdate]:
-        cohort = list(updates) if self.knows_others else updates  # who is first may wait for what the last one sends
+        cohort = list(updates) if self.knows_others else updates  # the first attacker may need the last update
         honest = [self._learned(update, start) for update in cohort if update.client not in attackers] if self.knows_others else []
         others = torch.stack(honest) if honest else None
         count = sum(update.client in attackers for update in cohort) if self.knows_others else 0
@@ -113,14 +113,14 @@ class UpdateAttack(Attack):
             yield update
 
     def _learned(self, update: ClientUpdate, start: State) -> Tensor:
-        """The change of a client, ``(d,)`` in float64."""
+        """A client's change of the model, ``(d,)`` in float64."""
         parts = []
         for name, tensor in update.state.items():
             if tensor.is_floating_point():
                 require(
                     name in start and tensor.shape == start[name].shape,
-                    f"{type(self).__name__} is on changes of a model, and clients send {name!r}, which is another thing: choose a "
-                    "method whose server averages models.",
+                    f"{type(self).__name__} attacks changes of a model, but clients send {name!r}, which is not part of it: "
+                    "choose a method whose server averages models.",
                 )
                 parts.append((tensor.double() - start[name].double()).flatten())
         return torch.cat(parts)
@@ -128,10 +128,10 @@ class UpdateAttack(Attack):
 
 @dataclass(frozen=True)
 class SignFlip(UpdateAttack):
-    """Sends the change that it learned the other way round.
+    """Sends the trained change with the opposite sign.
 
     Args:
-        scale: and so many times as large.
+        scale: factor of the change.
     """
 
     scale: PositiveFloat = 1.0
@@ -146,10 +146,10 @@ class SignFlip(UpdateAttack):
 
 @dataclass(frozen=True)
 class GaussianNoise(UpdateAttack):
-    """Sends noise.
+    """Sends Gaussian noise as the change.
 
     Args:
-        std: its standard deviation, of each value.
+        std: standard deviation of each value.
     """
 
     std: PositiveFloat = 1.0
@@ -164,11 +164,11 @@ class GaussianNoise(UpdateAttack):
 
 @dataclass(frozen=True)
 class LittleIsEnough(UpdateAttack):
-    r"""Sends :math:`\mu - z \sigma` of the honest changes, value by value, which is hidden among them (Baruch et al. 2019).
+    r"""Sends :math:`\mu - z \sigma` of the honest changes, value by value, which is hard to detect (Baruch et al. 2019).
 
     Args:
-        z: how far off; None: the paper's :math:`\Phi^{-1}((n - m - s) / (n - m))`, :math:`s = \lfloor n/2 + 1 \rfloor - m`, of n
-            clients of which m are hostile, at least 0.
+        z: number of standard deviations. None: the paper's :math:`\Phi^{-1}((n - m - s) / (n - m))`, at least 0, with
+            :math:`s = \lfloor n/2 + 1 \rfloor - m`, n clients and m attackers.
     """
 
     z: NonNegativeFloat | None = None
@@ -185,7 +185,7 @@ class LittleIsEnough(UpdateAttack):
 
 @dataclass(frozen=True)
 class InnerProduct(UpdateAttack):
-    r"""Sends :math:`-\tau \mu` of the honest changes, against where they go (Xie et al. 2020).
+    r"""Sends :math:`-\tau \mu` of the honest changes, opposite to their mean (Xie et al. 2020).
 
     Args:
         tau: :math:`\tau`.
@@ -203,7 +203,7 @@ class InnerProduct(UpdateAttack):
 
 
 def little_is_enough(clients: int, attackers: int) -> float:
-    """The paper's z; see :class:`LittleIsEnough`. A half of the clients or more may send what they like."""
+    """The paper's z; see :class:`LittleIsEnough`. 0 if the attackers are a majority."""
     honest, supporters = clients - attackers, clients // 2 + 1 - attackers
     share = (honest - supporters) / honest
     return max(0.0, NormalDist().inv_cdf(share)) if 0 < share < 1 else 0.0

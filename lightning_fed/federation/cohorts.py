@@ -1,4 +1,4 @@
-"""Who takes part in a round, who drops out of it, and who is never trained with: functions of the seed and the round."""
+"""Client sampling, dropout and unseen clients, as functions of the seed and the round."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -12,28 +12,28 @@ from lightning_fed.errors import FederationError, require
 from lightning_fed.seeding import DROPOUT, UNSEEN
 
 Sampling = Literal["fixed", "poisson"]
-"""Whether a cohort has always as many clients, or each client is in it with the same probability, independently of the others."""
+"""``fixed``: all cohorts have the same size; ``poisson``: each client is in a cohort with the same probability, independently."""
 
 Unseen = float | Collection[int] | None
-"""A share of the clients, or their ids; None: nobody."""
+"""A share of the clients, or their ids; None: no client."""
 
 
 def draw_unseen(unseen: Unseen, clients: Sequence[ClientInfo], seed: int) -> frozenset[int]:
-    """Ids of the clients that are never trained with: a function of the seed.
+    """Ids of the clients that never take part in training: a function of the seed.
 
     Args:
-        unseen: how many, as a share, at least one, those without training examples before all others; or who.
-        clients: of whom they are drawn.
-        seed: the run's.
+        unseen: a share (at least one client; clients without training examples first), or ids.
+        clients: the clients to draw from.
+        seed: the run's seed.
 
     Raises:
-        FederationError: if these are no clients, or all of them, or if somebody else has nothing to train on.
+        FederationError: if the ids are invalid or are all clients, or if another client has no training examples.
     """
     drawn = _drawn(unseen, clients, seed)
     idle = [client.id for client in clients if not client.num_train and client.id not in drawn]
     require(
         not idle,
-        f"{len(idle)} of {len(clients)} clients have no training examples, and are not unseen ({idle[:3]}, …): set "
+        f"{len(idle)} of {len(clients)} clients have no training examples and are not among the unseen ({idle[:3]}, …): set "
         "unseen to their ids or to a larger share, or the partition's min_examples to 1, which leaves them out.",
     )
     return drawn
@@ -64,39 +64,39 @@ def eligible(ids: Collection[int] | None, unseen: Collection[int], count: int, c
     """Ids of the clients that may take part.
 
     Args:
-        ids: who may; None: everybody.
-        unseen: who never does.
-        count: how many clients there are.
-        centralized: name of the method, if it trains on everybody's data; else empty.
+        ids: clients that may take part. None: all.
+        unseen: clients that never take part.
+        count: number of clients.
+        centralized: name of the method if it trains on pooled data, else empty.
 
     Raises:
-        FederationError: if these are no clients, or there are none left.
+        FederationError: if the ids are invalid, or no client is left.
     """
     if ids is None:
         return frozenset(range(count)) - frozenset(unseen)
     if centralized:
-        raise FederationError(f"eligible_clients is given, but {centralized} trains on everybody's data.")
+        raise FederationError(f"eligible_clients is set, but {centralized} trains on the pooled data of all clients: leave it out.")
     if not ids or not set(ids) <= set(range(count)):
         raise FederationError(f"eligible_clients is {list(ids)}: give some of the clients' ids, 0 to {count - 1}.")
     if not (left := frozenset(ids) - frozenset(unseen)):
-        raise FederationError(f"eligible_clients is {list(ids)}, who are all unseen: leave some to train with.")
+        raise FederationError(f"eligible_clients is {list(ids)}, which are all unseen: leave some to train with.")
     return left
 
 
 def says_itself_who(model: FederatedModule) -> bool:
-    """Whether a method decides who takes part in a round, at least in some of them."""
+    """Whether a method chooses the participants itself, at least in some rounds."""
     return model.centralized or type(model).cohort is not FederatedModule.cohort
 
 
 def draw_cohort(clients: Sequence[ClientInfo], sampling: Sampling, participation: float, keys: Sequence[int]) -> list[ClientInfo]:
-    """Who takes part in a round, in order of their ids.
+    """The participants of a round, in order of their ids.
 
     Args:
-        clients: of whom they are drawn.
-        sampling: ``fixed``: ``participation`` of them, without replacement, at least one; ``poisson``: each with that probability,
-            which may be nobody.
+        clients: the clients to draw from.
+        sampling: ``fixed``: a share ``participation``, without replacement, at least one; ``poisson``: each with that probability,
+            possibly none.
         participation: in (0, 1].
-        keys: of the random stream: the run's seed, ``COHORT``, and the round, from 1.
+        keys: keys of the random stream: the run's seed, ``COHORT``, and the round, from 1.
     """
     stream = np.random.default_rng(keys)
     if sampling == "poisson":
@@ -106,18 +106,18 @@ def draw_cohort(clients: Sequence[ClientInfo], sampling: Sampling, participation
 
 
 def cohort_size(clients: Sequence[ClientInfo], participation: float) -> int:
-    """How many take part in a round; where that is random, about how many."""
+    """Number of participants of a round; the expected number if it is random."""
     return max(1, round(participation * len(clients)))
 
 
 def dropouts(cohort: Sequence[ClientInfo], dropout: float, quorum: float, seed: int, round: int) -> frozenset[int]:
-    """Ids of those who receive the model in a round, and of whom nothing is heard any more.
+    """Ids of the clients that receive the model in a round but do not send an update.
 
     Args:
-        cohort: who takes part.
-        dropout: with which probability each drops out.
-        quorum: the share of the cohort that has to stay; if fewer do, the round is given up, as if all dropped out.
-        seed: the run's.
+        cohort: the participants.
+        dropout: probability that a participant drops out.
+        quorum: share of the cohort that must stay. With fewer, the round counts as if all had dropped out.
+        seed: the run's seed.
         round: from 1.
     """
     if not dropout or not cohort:

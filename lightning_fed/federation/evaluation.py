@@ -1,4 +1,4 @@
-"""How good the models are after a round: every client's, and the server's."""
+"""Evaluation of the clients' models and of the server's models after a round."""
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,24 +17,24 @@ from lightning_fed.storage.manifest import Metrics
 from lightning_fed.tensors import State
 
 CarryOut = Callable[[Iterable[Turn]], Iterator[tuple[Turn, ClientUpdate]]]
-"""Turns and what comes of them, without those that were lost."""
+"""Runs turns and yields them with their updates, without failed ones."""
 
 
 class Evaluation:
-    """Measures the models of one run, and gathers first what measuring takes.
+    """Evaluates the models of a run, and recomputes the statistics that they need.
 
     Args:
         model: the method.
-        server: what has the models.
+        server: the run's server.
         data: the clients' data.
-        clients: whose models are measured; statistics are of the data of those that take part.
-        unseen: ids of those that are never trained with, who are measured apart.
+        clients: clients whose models are evaluated; statistics are computed on the data of those that take part.
+        unseen: ids of clients that never take part in training, which are evaluated separately.
         local: a worker in this process.
-        carry_out: has turns carried out.
-        seed: the run's.
+        carry_out: runs turns.
+        seed: the run's seed.
 
     Attributes:
-        results: the last measured metrics by client.
+        results: each client's last evaluation metrics.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class Evaluation:
         self._unseen = [client for client in clients if client.id in unseen]
         self._eligible_clients = [client for client in clients if client.takes_part]
         self._local, self._carry_out, self._seed = local, carry_out, seed
-        self._gathered: int | None = None  # the round of which the statistics are
+        self._gathered: int | None = None  # the round of the current statistics
 
     def measure(self, round_number: int, last_rounds: Mapping[int, int], final: bool) -> Metrics:
-        """Every client's model with the new broadcast loaded, on the client's own data; the server's models on everybody's.
+        """Evaluate each client's model, with the new broadcast, on its own data, and the server's models on the pooled data.
 
         Args:
-            round_number: the round that has been played.
-            last_rounds: of which round a client's private state is, by id; 0 for whom it does not name.
-            final: whether it was the last one, in which clients that are fine-tuned ``last`` are measured a second time.
+            round_number: the round that was completed.
+            last_rounds: round of each client's private state, by id; 0 if missing.
+            final: whether it was the last round, in which clients that are fine-tuned ``last`` are evaluated twice.
 
         Returns:
             The round's columns.
@@ -73,7 +73,7 @@ class Evaluation:
         always = self._model.fine_tuning.when == "always"
 
         def turns() -> Iterator[Turn]:
-            for model in models.values():  # which take longest, and so come first
+            for model in models.values():  # first, because they take longest
                 assert everybody is not None
                 yield Turn("evaluate", everybody, round_number, model)
             for fine_tune in [always] if always or not final else [False, True]:
@@ -84,7 +84,7 @@ class Evaluation:
                     )
 
         self.results = {}
-        tuned: dict[int, Metrics] = {}  # where clients are measured as they are, too
+        tuned: dict[int, Metrics] = {}  # if clients are also evaluated without fine-tuning
         of_server: Metrics = {}
         for turn, update in self._carry_out(turns()):
             check_form(update)
@@ -101,10 +101,10 @@ class Evaluation:
         return row | self._measure_unseen(round_number, row) if self._unseen else row
 
     def _measure_unseen(self, round_number: int, row: Metrics) -> Metrics:
-        """What clients get that are never trained with: ``unseen/<stage>/…`` of each of :data:`.STAGES`, and how much more those
-        have that are (``unseen/gap``). Who has no training examples has the first stage alone.
+        """Evaluate clients that never take part in training: ``unseen/<stage>/…`` for each of :data:`.STAGES`, and the advantage of
+        participating clients (``unseen/gap``). Clients without training examples only have the first stage.
         """
-        server = copy.copy(self._server)  # on which a round of theirs leaves no trace
+        server = copy.copy(self._server)  # so that their round leaves no trace
         with seeded(self._seed, UNSEEN, round_number):
             server.on_round_start(round_number, self._unseen)
 
@@ -136,13 +136,13 @@ class Evaluation:
         return found | ({"unseen/flops": flops} if flops else {})
 
     def refresh_statistics(self, round_number: int, last_rounds: Mapping[int, int]) -> None:
-        """Statistics of the models as they are after a round, once, where the method's models have any."""
+        """Recompute the statistics of the models once after a round, for methods that have statistics."""
         if self._model.has_statistics and self._gathered != round_number:
             self._server.refresh_statistics(lambda model: self._statistics_of(model, round_number, last_rounds))
             self._gathered = round_number
 
     def _statistics_of(self, model: Broadcast, round_number: int, last_rounds: Mapping[int, int]) -> State:
-        """Mean of all participants' statistics of a model, each batch counting the same."""
+        """Mean of the participants' statistics of a model, with equal weight for each batch."""
         turns = (
             Turn("compute_statistics", client, round_number, model, last_round=last_rounds.get(client.id, 0))
             for client in self._eligible_clients
@@ -154,5 +154,5 @@ class Evaluation:
             check_payload(update, expected)
             mean.add(update.state, update.metrics["batches"])
         if not (statistics := mean.result()):
-            raise FederationError(f"Nobody gathered statistics in round {round_number}: without them no model can be measured.")
+            raise FederationError(f"No client computed statistics in round {round_number}: without them no model can be evaluated.")
         return statistics

@@ -1,4 +1,4 @@
-"""Privacy of examples in a run: what is refused, and how many steps a client takes."""
+"""Example-level privacy in a run: what is refused, and how many steps a client takes."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -29,18 +29,18 @@ def protect_examples(
     identity: dict[str, Any],
     continued: Mapping[str, object] | None,
 ) -> ExampleMechanism:
-    """How the clients of a run train so that their examples are private; how is noted in what a run that goes on must agree with.
+    """The mechanism of a run with example-level privacy.
 
     Args:
         model: the method, built.
         data: the clients' data.
-        clients: that train.
-        settings: of the federation.
-        identity: of the run; how it is protected is added.
-        continued: the identity of the run that is gone on from; None: this one is new.
+        clients: clients that train.
+        settings: settings of the federation.
+        identity: the run's identity, to which the mechanism's settings are added.
+        continued: identity of the run that is resumed. None: a new run.
 
     Raises:
-        FederationError: for a δ that says nothing, and where a run that goes on would have other noise.
+        FederationError: for a δ that guarantees nothing, and if a resumed run would need other noise.
     """
     privacy = settings.privacy
     assert isinstance(privacy, ExampleDP)
@@ -58,13 +58,13 @@ def protect_examples(
 
 
 def planned_steps(model: FederatedModule, examples: Mapping[int, int], batch_size: int, rounds: int) -> dict[int, list[int]]:
-    """The steps of each client after 1, 2, … rounds, if it takes part in all of them.
+    """By client id, the number of steps after 1, 2, … rounds if the client takes part in all of them.
 
     Args:
         model: the method, built.
-        examples: how many each client has, by its id.
-        batch_size: of training.
-        rounds: how many there will be.
+        examples: number of training examples by client id.
+        batch_size: training batch size.
+        rounds: number of rounds.
     """
     by_round = []
     for model.rounds_before in range(rounds):
@@ -77,10 +77,10 @@ def planned_steps(model: FederatedModule, examples: Mapping[int, int], batch_siz
 
 
 def refuse_what_tells_of_examples(model: FederatedModule, data: FederatedDataModule) -> None:
-    """Refuse what lets an example reach the server, or other examples' gradients, past the noise.
+    """Refuse methods and data where an example would reach the server, or other examples' gradients, without noise.
 
     Raises:
-        FederationError: in one line.
+        FederationError: saying what to change.
     """
     kind, given = type(model), f"{type(model).__name__} got privacy of examples, but"
     require(

@@ -1,4 +1,4 @@
-"""One run at a time in a process: its turns seed the process's random generators, and set its threads, memory and loggers."""
+"""One run at a time per process: its turns seed the global random generators and set threads, memory and loggers."""
 
 import threading
 from collections.abc import Iterator
@@ -6,21 +6,21 @@ from contextlib import contextmanager
 
 from lightning_fed.errors import FederationError
 
-_RUNNING, _DEPTH = threading.RLock(), threading.local()  # of the process, as what they guard
+_RUNNING, _DEPTH = threading.RLock(), threading.local()  # global, like what they guard
 
 
 @contextmanager
 def only_run() -> Iterator[bool]:
-    """Within the block no other thread can have a run. A run within a run, as of a callback, is in its thread: the block has
-    whether it is the outer one.
+    """A context in which no other thread can start a run. A nested run (in a callback, for example) is allowed in the same thread;
+    yields whether this is the outermost one.
 
     Raises:
-        FederationError: if another thread has one.
+        FederationError: if another thread has a run.
     """
     if not _RUNNING.acquire(blocking=False):
         raise FederationError(
-            "Another thread of this process has a run under way, and both would draw from the same random generators: start this "
-            "one when that has ended, or in a process of its own."
+            "Another thread of this process has a run in progress, and both would use the same random generators: start this run "
+            "when that one has ended, or in another process."
         )
     depth = getattr(_DEPTH, "value", 0)
     _DEPTH.value = depth + 1

@@ -1,4 +1,4 @@
-"""A federation: settings, and the verbs that open a run."""
+"""A federation: its settings and the verbs that start or open a run."""
 
 import copy
 import logging
@@ -73,54 +73,55 @@ class Federation:
     """Trains a federated module on the clients of a federated data module.
 
     ``fit``, ``validate`` and ``test`` are Lightning's verbs. A run writes to ``run_dir/version_<n>``: TensorBoard events,
-    ``metrics.csv``, ``clients.csv``, ``run.json``, for LoRA methods ``ranks.csv``, and checkpoints.
+    ``metrics.csv``, ``clients.csv``, ``run.json``, ``ranks.csv`` for LoRA methods, and checkpoints.
 
     Args:
-        rounds: communication rounds.
-        participation: share of the clients that take part in a round, in (0, 1]; at least one does.
-        eligible_clients: ids of the clients among whom they are drawn; the others, who come later, say, or cannot hold the model,
-            are only measured. None: all.
-        sampling: ``fixed``: a round has always as many clients, drawn without replacement; ``poisson``: each client takes part with
-            the probability ``participation``, independently of the others, so that a round may have any number of them, or nobody.
-        dropout: probability with which a participant drops out of a round: it has received the model, and nothing of it arrives;
-            its private state stays.
-        quorum: share of a round's participants that must not drop out; of a round with fewer nothing is merged.
-        aggregation: a robust rule by which the server combines what clients send, with the same weights, for methods whose server
-            takes a mean: :class:`.Median`, :class:`.TrimmedMean`, :class:`.Krum`, :class:`.MultiKrum`, :class:`.GeometricMedian`,
+        rounds: number of communication rounds.
+        participation: share of the clients that take part in a round, in (0, 1]; at least one client.
+        eligible_clients: ids of the clients that may take part. The others, which join later or cannot hold the model for example,
+            are only evaluated. None: all.
+        sampling: ``fixed``: every round has the same number of clients, drawn without replacement; ``poisson``: each client takes
+            part with probability ``participation``, independently of the others, so that a round may have any number, also 0.
+        dropout: probability that a participant drops out of a round: it receives the model, but its update does not arrive and its
+            private state does not change.
+        quorum: share of a round's participants that must not drop out. With fewer, the round's updates are discarded.
+        aggregation: robust aggregation rule, which weights all clients equally, for methods whose server averages:
+            :class:`.Median`, :class:`.TrimmedMean`, :class:`.Krum`, :class:`.MultiKrum`, :class:`.GeometricMedian`,
             :class:`.ClippedMean`. None: the mean.
-        privacy: differential privacy: of clients, :class:`.ClientDP`, for methods whose server takes a mean; or of their training
-            examples, :class:`.ExampleDP`, for methods whose clients send what they train. None: none.
-        attack: what hostile clients do, for tests and benchmarks: :class:`.SignFlip`, :class:`.GaussianNoise`,
-            :class:`.LittleIsEnough`, :class:`.InnerProduct`, :class:`.LabelFlip`. Measured are the others. None: nobody is hostile.
-        unseen: share of the clients that are never trained with, or their ids: they are measured apart, as clients that come when
-            the training has ended (``unseen/…``). None: nobody.
-        seed: seed of everything random in the run; the command line sets it to ``seed_everything``.
-        evaluate_every: measure all clients every that many rounds, and after the last one; 0: after the last one only; None: every
-            so many rounds as it takes a cohort to become everybody (1 at full participation, 10 at 0.1), so that measuring does
-            not cost more than training.
-        target: report the round at which the monitored metric, on test data, first reached this value, and what had been sent and
+        privacy: differential privacy: client-level, :class:`.ClientDP`, for methods whose server averages; or example-level,
+            :class:`.ExampleDP`, for methods whose clients send trained parameters only. None: none.
+        attack: simulated attack by some clients, for tests and benchmarks: :class:`.SignFlip`, :class:`.GaussianNoise`,
+            :class:`.LittleIsEnough`, :class:`.InnerProduct`, :class:`.LabelFlip`. Only the other clients are evaluated. None: no
+            attack.
+        unseen: share or ids of clients that never take part in training. They are evaluated separately, as clients that join after
+            training (``unseen/…``). None: no client.
+        seed: seed of all randomness in the run; the command line sets it to ``seed_everything``.
+        evaluate_every: evaluate all clients every so many rounds, and after the last one; 0: only after the last one. None: after
+            as many rounds as it takes for the cohorts to add up to all clients (1 at full participation, 10 at 0.1), so that
+            evaluation does not cost more than training.
+        target: value of the monitored metric on test data. The run reports the round that first reaches it, and what was sent and
             computed by then (``target/…``). None: no target.
-        patience: end the run when so many rounds have passed since the one that was best on validation data. None: play all rounds.
-        stop_at_target: end the run with the round that reaches ``target``.
-        budget: MiB that may be sent, up and down together: the run ends where another round like the last one would exceed it, with
-            the first round at the earliest. FlowerTune's leaderboard: 200000. None: as many as it takes.
-        checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
-            validation data; 0: never. The last two are kept, and the best.
-        keep: what stays on disk of a finished run besides its tables: ``all``, its last two checkpoints and the best one with the
-            clients' private states; ``last``, the last one; or ``none``, after which there is nothing to test, export or continue.
-        init_from: begin with the network of another run's server: all clients' networks, shared and private parts alike, start from
-            its weights. The folder of a run, of a run and ``/best``, or of one checkpoint; or a ``.safetensors`` file. None:
-            networks begin as they are built.
-        run_dir: where runs are written; None writes nothing.
-        store_limit_mb: memory for the clients' private states, in MiB; what exceeds it lies on disk. Methods whose server keeps
-            something for each client (FedAMP, FedCAC, FD) have as much for that, and as much for what arrives in a round.
-        compression: what clients send and receive in fewer bits or in part; None: nothing is. Traffic counts what is sent.
-        logger: where metrics go: True for TensorBoard, in the run's folder; False for nowhere; any of Lightning's loggers, or a
-            list of them, in which True is TensorBoard.
-        progress: say what is played, show a progress bar (without a terminal: a line per round) and, at the end, a table.
-        callbacks: more callbacks.
-        engine: where turns run; None: in this process, :class:`lightning_fed.engines.InProcess`.
-        trainer: builds each client's Trainer; None: Lightning's defaults on one device. The command line builds it from the
+        patience: stop the run this many rounds after the round that was best on validation data. None: run all rounds.
+        stop_at_target: stop the run at the round that reaches ``target``.
+        budget: maximum traffic in MiB, up and down together. The run stops when another round like the last one would exceed it,
+            but not before the first round. FlowerTune's leaderboard: 200000. None: no limit.
+        checkpoint_every: save a checkpoint every so many rounds, after the last one, and after each round that is the best so far
+            on validation data; 0: never. The last two and the best are kept.
+        keep: what a finished run keeps on disk besides its tables: ``all``, the last two checkpoints and the best one, with the
+            clients' private states; ``last``, the last one; ``none``: the run cannot be tested, exported or continued.
+        init_from: start from the network of another run's server: the shared and private parts of all clients' networks get its
+            weights. The folder of a run, of a run and ``/best``, or of one checkpoint; or a ``.safetensors`` file. None: networks
+            start as they are built.
+        run_dir: folder of the runs. None: nothing is written.
+        store_limit_mb: memory for the clients' private states, in MiB; the rest is stored on disk. Methods whose server keeps
+            something for each client (FedAMP, FedCAC, FD) use as much again for that, and as much for the updates of a round.
+        compression: quantization or sparsification of what is sent. None: no compression. Traffic counts what is sent.
+        logger: where metrics are logged: True: to TensorBoard, in the run's folder; False: nowhere; a Lightning logger, or a list
+            of loggers, in which True stands for TensorBoard.
+        progress: print what is run, show a progress bar (without a terminal: a line per round) and a table at the end.
+        callbacks: additional callbacks.
+        engine: runs the turns. None: in this process, :class:`lightning_fed.engines.InProcess`.
+        trainer: builds each client's Trainer. None: Lightning's defaults on one device. The command line builds it from the
             ``trainer`` block.
     """
 
@@ -156,12 +157,12 @@ class Federation:
     ) -> None:
         key = privacy.key if isinstance(privacy, ClientDP) else None
         if key is not None and run_dir is not None and key.resolve().is_relative_to(Path(run_dir).resolve()):
-            raise FederationError(f"privacy.key is {key}, in the folder of runs: keep it where no run is copied from.")
+            raise FederationError(f"privacy.key is {key}, inside the folder of runs: keep it where no run is copied from.")
         self.init_from = Path(init_from) if init_from is not None else None
         self.run_dir = Path(run_dir) if run_dir is not None else None
         if wrong := [given for given in callbacks or [] if not isinstance(given, FederationCallback)]:
             raise FederationError(
-                f"callbacks has {_called(wrong[0])}, which is no FederationCallback: callbacks of Lightning belong to the clients' "
+                f"callbacks has {_called(wrong[0])}, which is not a FederationCallback: pass Lightning callbacks to the clients' "
                 "Trainers, trainer=partial(L.Trainer, devices=1, callbacks=[…])."
             )
         always = [MetricsTable(), RunFacts(), Hyperparameters(), TensorBoardPage(), TensorBoardFigures(), AdapterRanks()]
@@ -196,17 +197,17 @@ class Federation:
 
     @property
     def seed(self) -> int:
-        """Of everything random."""
+        """Seed of all randomness in the run."""
         return self.settings.seed
 
     @property
     def callbacks(self) -> list[FederationCallback]:
-        """What happens around the rounds; more can be added until a run begins."""
+        """The callbacks; more can be added until a run starts."""
         return self.settings.callbacks
 
     @property
     def run(self) -> Run:
-        """The newest run, with all that it found: ``history``, ``results``, ``server``, ``folder`` and more. Raises
+        """The newest run with its results: ``history``, ``results``, ``server``, ``folder`` and more. Raises
         :class:`FederationError` if there is none yet.
         """
         if self._newest is None:
@@ -215,21 +216,21 @@ class Federation:
 
     @lines_shown()
     def fit(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> list[Metrics]:
-        """Play all rounds: clients train, the server merges what they learned.
+        """Run all rounds: the clients train, and the server merges their updates.
 
         Args:
-            model: the method. If its networks exist already (pretrained, say), the server starts from their shared part.
+            model: the method. If its networks are built (pretrained, for example), the server starts from their shared part.
             datamodule: the clients' data.
-            ckpt_path: continue from a checkpoint: ``"last"`` is the newest of the newest run of this method in ``run_dir`` that has
-                one (a new run if there is none), ``"best"`` that of its best round on validation data; else the folder of a run, of
-                a run and ``/best``, or of one checkpoint. A continued run ends as one that was never stopped. Checkpoints later
-                than the one it continues from are dropped when its own first one is complete.
+            ckpt_path: checkpoint to continue from: ``"last"``, the newest checkpoint of this method's newest run in ``run_dir`` (a
+                new run if there is none); ``"best"``, that of this run's best round on validation data; or the folder of a run, of
+                a run and ``/best``, or of one checkpoint. A continued run gives the same result as an uninterrupted one.
+                Checkpoints later than the chosen one are deleted once the continued run has saved its first.
 
         Returns:
             The metrics of every round, as in ``metrics.csv``.
 
         Raises:
-            FederationError: when something the user can change is wrong; what was checkpointed before stays.
+            FederationError: if something that the user can change is wrong; earlier checkpoints are kept.
         """
         if self.run_dir is not None and str(ckpt_path or "last") in ("last", "best"):
             refuse_run_dir(self.run_dir)
@@ -242,7 +243,7 @@ class Federation:
         if self.run_dir and (empty := without_a_round(self.run_dir)):
             log.warning(
                 f"No round was finished in {', '.join(map(str, empty))}: a run was killed before that, or is still in its first. "
-                "Starting beside it; delete what nobody plays."
+                "Starting a new run; delete the folders of runs that are no longer running."
             )
         return self._fit(model, datamodule, None)
 
@@ -250,8 +251,8 @@ class Federation:
         rounds = self.settings.rounds
         if checkpoint is not None and checkpoint.manifest.round > rounds:
             raise FederationError(
-                f"Checkpoint {checkpoint.path} is of round {checkpoint.manifest.round}, and rounds is {rounds}: continue with at "
-                "least as many, or from an earlier checkpoint."
+                f"Checkpoint {checkpoint.path} is of round {checkpoint.manifest.round}, but rounds is {rounds}: set rounds to at "
+                "least that, or continue from an earlier checkpoint."
             )
         with preemption() as preempted, self._opened(model, datamodule, checkpoint) as run:
             run.play(preempted)
@@ -259,21 +260,21 @@ class Federation:
 
     @lines_shown()
     def dry_run(self, model: FederatedModule, datamodule: FederatedDataModule) -> None:
-        """Do all that ``fit`` does up to the first client's first step, and write nothing: what is wrong is found within seconds.
+        """Do everything that ``fit`` does up to the first client's first step, without writing: errors show up within seconds.
 
         Args:
             model: the method.
             datamodule: the clients' data.
 
         Raises:
-            FederationError: when something the user can change is wrong.
+            FederationError: if something that the user can change is wrong.
         """
         with self._unwritten()._opened(model, datamodule, None) as run:
             run.dry_run()
 
     @lines_shown()
     def privacy(self, model: FederatedModule, datamodule: FederatedDataModule) -> dict[int, float]:
-        """Say what the rounds of a configuration cost in privacy, and whether it can be expected to learn; nothing is trained.
+        """Report the privacy cost of a configuration's rounds and whether it can be expected to learn; nothing is trained.
 
         Args:
             model: the method.
@@ -283,12 +284,12 @@ class Federation:
             ε by round, at ten rounds up to the last.
 
         Raises:
-            FederationError: when something the user can change is wrong, or nothing is private.
+            FederationError: if something that the user can change is wrong, or there is no privacy setting.
         """
         with self._unwritten()._opened(model, datamodule, None) as run:
             mechanism = run.server.privacy
             if not isinstance(mechanism, Mechanism):
-                raise FederationError("Nothing is private: set federation.privacy (class_path: ClientDP, or ExampleDP).")
+                raise FederationError("The run has no privacy setting: set federation.privacy (class_path: ClientDP or ExampleDP).")
             rounds = self.settings.rounds
             spent = {round: mechanism.epsilon(round) for round in sorted({-(-rounds * tenth // 10) for tenth in range(1, 11)})}
             for round, value in spent.items():
@@ -297,7 +298,7 @@ class Federation:
         return spent
 
     def _unwritten(self) -> "Federation":
-        """This federation, of which nothing is written."""
+        """A copy of this federation that writes nothing."""
         tried = copy.copy(self)
         tried.run_dir, tried.engine = None, InProcess()
         tried.settings = replace(self.settings, logger=False)
@@ -307,12 +308,12 @@ class Federation:
 
     @lines_shown()
     def load(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> Run:
-        """Open a run to look at what it found and at its models; nothing is measured.
+        """Open a run for its results and models; nothing is evaluated.
 
         Args:
             model: the method.
             datamodule: the clients' data.
-            ckpt_path: of which round: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`; ``"last"`` if None.
+            ckpt_path: checkpoint: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`. None: ``"last"``.
         """
         looking = copy.copy(self)
         looking.engine = InProcess()
@@ -322,24 +323,24 @@ class Federation:
 
     @lines_shown()
     def validate(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> Metrics:
-        """Measure the clients of a run on their validation data.
+        """Evaluate the clients of a run on their validation data.
 
         Args:
             model: the method.
             datamodule: the clients' data.
-            ckpt_path: of which round: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`; ``"last"`` if None.
+            ckpt_path: checkpoint: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`. None: ``"last"``.
         """
         with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model), reading=True) as run:
             return run.measure("val")
 
     @lines_shown()
     def test(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> Metrics:
-        """Measure the clients of a run on their test data.
+        """Evaluate the clients of a run on their test data.
 
         Args:
             model: the method.
             datamodule: the clients' data.
-            ckpt_path: of which round: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`; ``"last"`` if None.
+            ckpt_path: checkpoint: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`. None: ``"last"``.
         """
         with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model), reading=True) as run:
             return run.measure("test")
@@ -348,13 +349,13 @@ class Federation:
     def predict(
         self, model: FederatedModule, datamodule: FederatedDataModule, output: Path | str, ckpt_path: Path | str | None = None
     ) -> list[Row]:
-        """Write what each client's model predicts of the client's own test examples: a row each; see :func:`.predictions`.
+        """Write each client's predictions for its own test examples to a file, one row per example; see :func:`.predictions`.
 
         Args:
             model: the method.
             datamodule: the clients' data.
-            output: a file that ends in ``.csv`` or, with the extra ``hub``, ``.parquet``; replaced if it is there.
-            ckpt_path: of which round: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`; ``"last"`` if None.
+            output: a file that ends in ``.csv`` or, with the extra ``hub``, ``.parquet``; an existing file is replaced.
+            ckpt_path: checkpoint: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`. None: ``"last"``.
 
         Returns:
             The rows.
@@ -377,18 +378,19 @@ class Federation:
         merged: bool = False,
         format: Literal["safetensors", "onnx"] = "safetensors",
     ) -> None:
-        """Write a model of a run for use elsewhere, and config.json, which says what it is.
+        """Write a model of a run for use elsewhere, and a ``config.json`` that describes it.
 
         Args:
             model: the method.
             datamodule: the clients' data.
             output: folder to write to.
-            client: whose model; ``"all"``: each client's, in folders of ``output`` that are called by their numbers; None: what the
-                server has, that is what clients share: a part or a whole model.
-            ckpt_path: of which round: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`; ``"last"`` if None.
-            merged: of methods with adapters: write the whole network, its adapters added to the weights, instead of the adapters.
-            format: ``safetensors``, as peft or the transformers library have it where they can load it; or ``onnx``, a whole model
-                from inputs to logits, for batches of any size and texts of any length.
+            client: id of the client whose model to write; ``"all"``: all models, each in a folder of ``output`` named after
+                its id. None: the server's state, which is the shared part or a whole model.
+            ckpt_path: checkpoint: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`. None: ``"last"``.
+            merged: for methods with adapters: write the whole network with the adapters merged into the weights, instead of the
+                adapters.
+            format: ``safetensors``, in the layout of peft or transformers if they can load the model; or ``onnx``, a whole model
+                from inputs to logits, for any batch size and text length.
         """
         with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model), reading=True) as run:
             for one in [known.id for known in run.clients] if client == "all" else [client]:
@@ -399,12 +401,12 @@ class Federation:
                     write(folder, exported, datamodule, facts, merged, format)
 
     def client_module(self, client: int) -> FederatedModule:
-        """A client's model as it is after the last round, with the server's broadcast loaded: for use outside the federation."""
+        """A client's model after the last round, with the server's broadcast loaded, for use outside the federation."""
         with self._surroundings(), torch_threads(self.run.threads):
             return self.run.client_module(client)
 
     def server_module(self) -> FederatedModule:
-        """What the server has after the last round: what clients share, a part or a whole model; the rest is as it was drawn."""
+        """The server's shared part after the last round, which may be a whole model; the rest has its initial weights."""
         with self._surroundings(), torch_threads(self.run.threads):
             return self.run.server_module()
 
@@ -418,7 +420,7 @@ class Federation:
         checkpoint: Checkpoint | None,
         reading: bool = False,
     ) -> Iterator[Run]:
-        """A run, new, continued or only looked at, on its engine."""
+        """A run, new, continued or opened for reading, with its engine."""
         for name, given, kind in (("model", model, FederatedModule), ("datamodule", datamodule, FederatedDataModule)):
             if not isinstance(given, kind):
                 raise FederationError(f"{name} is {_called(given)}, expected an object of a subclass of {kind.__name__}.")
@@ -452,12 +454,12 @@ class Federation:
                     run.close()
             except BaseException:
                 if made and not (run and run.completed) and not Checkpoints(made[0]).paths():
-                    shutil.rmtree(made[0], ignore_errors=True)  # it has not finished a round: nobody could continue it
+                    shutil.rmtree(made[0], ignore_errors=True)  # no round was finished, so it could not be continued
                 raise
 
     def _started(self, model: FederatedModule, datamodule: FederatedDataModule) -> FederatedModule:
-        """The method as the run has it, with the network that it is to begin with."""
-        model = model if model.is_built else model.unbuilt_copy()  # no run finds what another one has drawn
+        """The method with the network that the run starts from."""
+        model = model if model.is_built else model.unbuilt_copy()  # runs must not see each other's networks
         model.know_classes(datamodule.num_classes)
         model.know_task(datamodule.problem)
         model.know_data(datamodule)
@@ -466,14 +468,14 @@ class Federation:
         network, data = initial_network(self.init_from)
         if data not in (None, datamodule.fingerprint()):
             log.warning(
-                f"{self.init_from}, which this run begins with, has other clients or another split: what it was trained on may be "
+                f"{self.init_from}, which this run starts from, has other clients or another split: what it was trained on may be "
                 "what is tested on here."
             )
         return model.with_initial_weights(network, f"The network of init_from={self.init_from}")
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:
-        """What is so while anything of a run happens."""
+        """The context in which all code of a run executes."""
         with ExitStack() as stack:
             if stack.enter_context(only_run()):
                 for surrounding in (quiet_lightning(), no_second_traceback(), retained_memory()):
@@ -483,21 +485,21 @@ class Federation:
             yield
 
     def _temporary_folder(self) -> Path:
-        """A folder that goes when this object does: the private states can be asked for until then."""
+        """A folder that is deleted with this object; private states are available until then."""
         stack = ExitStack()
         path = stack.enter_context(temporary_folder())
         weakref.finalize(self, stack.close)
         return path
 
     def _find_checkpoint(self, ckpt_path: Path | str | None, model: FederatedModule) -> Path | None:
-        """The path that ``ckpt_path`` means; None if there is nothing to continue."""
+        """The path that ``ckpt_path`` refers to; None if there is nothing to continue."""
         if (word := str(ckpt_path)) not in ("last", "best"):
             return Path(ckpt_path) if ckpt_path else None
         path = newest_run(self.run_dir, type(model).__name__) if self.run_dir else None
         return path / "best" if path and word == "best" else path
 
     def _load(self, path: Path) -> Checkpoint:
-        """Load a checkpoint, and say what of the run is damaged."""
+        """Load a checkpoint, and warn about damaged files of the run."""
         checkpoint, passed_over = load_checkpoint(path)
         for problem in passed_over:
             log.warning(f"{problem}. Continuing from round {checkpoint.manifest.round}.")

@@ -1,4 +1,4 @@
-"""What a round costs and how well the clients do: numbers for the report."""
+"""Costs and results of a round, as columns of the report."""
 
 import math
 from collections import defaultdict
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Stopwatch:
-    """Seconds per stage. A stage inside another is not counted twice: the outer one gets what is left."""
+    """Seconds per stage. A nested stage is not counted in the outer one."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -53,8 +53,8 @@ class Stopwatch:
 
 
 class TrafficMeter:
-    """Floating-point values ("parameters") and bytes between server and participants; evaluation sends nothing that counts, and
-    neither does the server to itself.
+    """Floating-point values ("parameters") and bytes between server and participants. Evaluation and the server's own turns do not
+    count.
     """
 
     def __init__(self) -> None:
@@ -85,8 +85,8 @@ class TrafficMeter:
 
 
 def spread(prefix: str, values: Sequence[float]) -> Metrics:
-    """Mean and quartiles of a per-client metric, each client counting the same. A client of which there is no number (NaN: too few
-    examples) does not count; if there is none of anybody, all are NaN.
+    """Mean and quartiles of a per-client metric, with equal weight for each client. NaN (too few examples) is left out; if all
+    values are NaN, so are the results.
     """
     known = [value for value in values if not math.isnan(value)] or [math.nan]
     low, q25, median, q75, high = np.quantile(known, [0, 0.25, 0.5, 0.75, 1]).tolist()
@@ -105,7 +105,7 @@ def spread_all(stage: str, results: Iterable[Metrics]) -> Metrics:
 
 
 def private_shares(results: Iterable[Metrics]) -> Metrics:
-    """Mean over the clients of how much of each layer's adapters is their own, and the mean over all layers; empty where nobody has
+    """Mean over the clients of each layer's private share of the adapters, and the mean over all layers; empty if no client has
     such adapters.
     """
     columns: defaultdict[str, list[float]] = defaultdict(list)
@@ -129,11 +129,11 @@ def training_means(updates: Sequence[ClientUpdate]) -> Metrics:
 
 
 def running_totals(before: Metrics, row: Metrics) -> Metrics:
-    """Costs since the first round.
+    """Total costs since the first round.
 
     Args:
-        before: the metrics of the round before; empty in the first.
-        row: the round's.
+        before: metrics of the previous round; empty in the first.
+        row: metrics of the round.
     """
     totals = {
         "traffic/total_parameters": row["traffic/down_parameters"] + row["traffic/up_parameters"],
@@ -141,22 +141,22 @@ def running_totals(before: Metrics, row: Metrics) -> Metrics:
         "compute/total_flops": row["compute/flops"],
     }
     if "fine_tune/flops" in row or "fine_tune/total_flops" in before:
-        totals["fine_tune/total_flops"] = row.get("fine_tune/flops", 0.0)  # nothing is tuned where nothing is measured
+        totals["fine_tune/total_flops"] = row.get("fine_tune/flops", 0.0)  # rounds without evaluation have no fine-tuning
     if "server/flops" in row or "server/total_flops" in before:
         totals["server/total_flops"] = row.get("server/flops", 0.0)
     return {name: before.get(name, 0.0) + value for name, value in totals.items()}
 
 
 class BestRound:
-    """Keeps the monitored metric at the round at which it was best on validation data so far: what an honest user may report.
+    """Tracks the monitored metric at the best round on validation data so far, which is what may be reported without bias.
 
     Args:
-        monitored: the monitored column on ``"val"`` and on ``"test"`` data.
-        metric: its name in the result, ``selected/test_<metric>``.
-        higher_is_better: whether the best is the largest.
+        monitored: column of the monitored metric on ``"val"`` and on ``"test"`` data.
+        metric: name of the metric in the result, ``selected/test_<metric>``.
+        higher_is_better: whether larger values are better.
 
     Attributes:
-        best: the round; None without validation data.
+        best: the best round. None without validation data.
     """
 
     def __init__(self, monitored: Callable[[str], str], metric: str, higher_is_better: bool = True) -> None:
@@ -166,7 +166,7 @@ class BestRound:
         self._sign = 1 if higher_is_better else -1
 
     def update(self, row: Metrics) -> Metrics:
-        """Take a round's metrics in; returns ``selected/test_<metric>``, where test data were measured, and ``selected/round``;
+        """Update with a round's metrics; returns ``selected/test_<metric>``, if test data were evaluated, and ``selected/round``;
         nothing without validation data.
         """
         value = self._sign * row.get(self.monitored("val"), -self._sign * math.inf)
@@ -179,15 +179,15 @@ class BestRound:
 
 
 class Target:
-    """Keeps what it took to reach a target: ``target/round`` and the bytes, parameters and FLOPs spent until then.
+    """Tracks the cost of reaching a target: ``target/round`` and the bytes, parameters and FLOPs spent until then.
 
     Args:
-        monitored: the column that is to reach the target.
-        target: its value.
-        higher_is_better: whether it is reached from below.
+        monitored: column that should reach the target.
+        target: value to reach.
+        higher_is_better: whether larger values are better.
 
     Attributes:
-        reached: these columns; nothing before the target is reached.
+        reached: these columns; empty before the target is reached.
     """
 
     def __init__(self, monitored: str, target: float, higher_is_better: bool = True) -> None:
@@ -197,7 +197,7 @@ class Target:
         self._sign = 1 if higher_is_better else -1
 
     def update(self, row: Metrics) -> Metrics:
-        """Take a round's metrics in, with totals; returns what is reached."""
+        """Update with a round's metrics, including totals; returns :attr:`reached`."""
         if not self.reached and self.monitored in row and self._sign * row[self.monitored] >= self._sign * self.target:
             costs = {unit: row[f"traffic/total_{unit}"] for unit in ("parameters", "bytes")}
             costs |= {"flops": row["compute/total_flops"], "round": row["round"]}

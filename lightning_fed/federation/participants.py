@@ -1,4 +1,4 @@
-"""Who trains in a run and in each of its rounds."""
+"""Which clients take part in a run and in each of its rounds."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,16 +13,16 @@ from lightning_fed.privacy import ExampleDP
 
 
 class Participants:
-    """Who trains in a run, who is measured alone, and who is hostile.
+    """Which clients train in a run, which are only evaluated, and which are attackers.
 
     Args:
-        model: the method, which may say itself who takes part.
-        data: the clients' data: those of the unseen are set aside, those of attackers are changed if the attack does that.
-        clients: all of them, as the engine knows them.
-        settings: of the run.
+        model: the method, which may choose the participants itself.
+        data: the clients' data. Data of unseen clients are set aside; data of attackers are changed if the attack does so.
+        clients: all clients, as the engine knows them.
+        settings: the run's settings.
 
     Raises:
-        FederationError: where nobody is left to train with, or where two say who takes part.
+        FederationError: if no client is left to train, or method and settings both choose the participants.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class Participants:
         chosen = self._chosen(1)
         require(
             (settings.sampling == "fixed" and not settings.dropout) or not says_itself_who(model),
-            f"Got sampling={settings.sampling} and dropout={settings.dropout:g}, but {type(model).__name__} says itself who takes "
-            "part in a round: leave them out.",
+            f"Got sampling={settings.sampling} and dropout={settings.dropout:g}, but {type(model).__name__} chooses "
+            "the participants itself: leave them out.",
         )
         drawn = cohort_size(self.eligible, settings.participation)
         self.cohort_size = 1 if model.centralized else drawn if chosen is None else len(chosen)
-        """How many take part in a round; where that is random, about how many."""
+        """Number of participants of a round; the expected number if it is random."""
 
     def _known(self, client: ClientInfo) -> ClientInfo:
         """What a method may know of a client: where examples are private, not how many of its examples have which label."""
@@ -56,15 +56,15 @@ class Participants:
 
     @property
     def rounds_for_everybody(self) -> int:
-        """How many cohorts have as many clients as may take part."""
+        """Number of cohorts that add up to all eligible clients."""
         return 1 if self._model.centralized else -(-len(self.eligible) // self.cohort_size)
 
     def draw(self, round: int, keys: Sequence[int]) -> list[ClientInfo]:
-        """Who takes part in a round, in client order.
+        """The participants of a round, in client order.
 
         Args:
             round: from 1.
-            keys: of the random stream from which they are drawn, where the method does not say it.
+            keys: keys of the random stream to draw from, unless the method chooses the participants.
         """
         if self._model.centralized:
             return self.trained_on
@@ -73,13 +73,13 @@ class Participants:
         return draw_cohort(self.eligible, self._settings.sampling, self._settings.participation, keys)
 
     def _chosen(self, round: int) -> list[ClientInfo] | None:
-        """Whom the method names, in client order; None if it leaves that to the settings."""
+        """The clients that the method chooses, in client order; None if it leaves the choice to the settings."""
         if (chosen := self._model.cohort(self.eligible, round, self._settings.seed)) is None:
             return None
         name, among = type(self._model).__name__, {client.id for client in self.eligible}
-        require(len(chosen) > 0, f"cohort() of {name} names nobody in round {round}.")
+        require(len(chosen) > 0, f"cohort() of {name} returned no clients in round {round}.")
         ids = [client.id for client in chosen]
-        require(len(set(ids)) == len(ids), f"cohort() of {name} names a client twice in round {round}: {ids}.")
+        require(len(set(ids)) == len(ids), f"cohort() of {name} returned a client twice in round {round}: {ids}.")
         strange = [client.id for client in chosen if client.id not in among]
-        require(not strange, f"cohort() of {name} names clients {strange} in round {round}, who may not take part.")
+        require(not strange, f"cohort() of {name} returned clients {strange} in round {round}, which may not take part.")
         return sorted(chosen, key=lambda client: client.id)

@@ -1,4 +1,4 @@
-"""What clients' models predict of their own test examples, as a table."""
+"""Clients' predictions for their own test examples, as a table."""
 
 import csv
 from dataclasses import fields
@@ -21,26 +21,26 @@ Row = dict[str, int | float | str]
 
 
 class _TestData(ClientDataModule):
-    """A client's data, of which the test examples are predicted."""
+    """A client's data with its test examples as the data to predict."""
 
     def predict_dataloader(self) -> Any:
         return self.test_dataloader()
 
 
 def refuse_output(output: Path) -> None:
-    """Raises :class:`FederationError` for a file that is neither CSV nor Parquet, or if nothing can write it."""
+    """Raises :class:`FederationError` for a file that is neither CSV nor Parquet, or if pyarrow is missing for Parquet."""
     if output.suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise FederationError(f"To write {output} takes pyarrow: pip install 'lightning-fed[hub]'.")
+        raise FederationError(f"Writing {output} needs pyarrow: pip install 'lightning-fed[hub]'.")
     if output.suffix not in (".csv", ".parquet"):
-        raise FederationError(f"output is {output}: give a file for predictions that ends in .csv or .parquet.")
+        raise FederationError(f"output is {output}: give a file name that ends in .csv or .parquet.")
 
 
 def predictions(run: Run, new_trainer: TrainerFactory) -> list[Row]:
-    """A row for each test example of each client: ``client``, ``example`` (its number among all of the data), what is true and what
-    is predicted of it, and the numbers that say so: see :func:`columns`.
+    """A row for each test example of each client: ``client``, ``example`` (its index in the whole data set), the target, the
+    prediction and its scores; see :func:`columns`.
 
     Raises:
-        FederationError: if a network answers in texts.
+        FederationError: if a network generates texts.
     """
     trainer, names = turn_trainer(new_trainer), getattr(run.data, "class_names", None) if run.data.predicts_labels else None
     rows: list[Row] = []
@@ -49,8 +49,8 @@ def predictions(run: Run, new_trainer: TrainerFactory) -> list[Row]:
         test = data.splits[2]
         if isinstance(module.predictor, Transformer) and not run.data.predicts_labels:
             raise FederationError(
-                f"{type(module.predictor).__name__} answers in texts, which are no columns of a table: export the model, and use "
-                "the library that it is of."
+                f"{type(module.predictor).__name__} generates texts, which do not fit into a table: export the model, and predict "
+                "with the library that it belongs to."
             )
         batches: Any = trainer.predict(module, datamodule=_TestData(**{one.name: getattr(data, one.name) for one in fields(data)}))
         outputs = torch.cat(batches) if batches else torch.empty(0, module.num_classes)
@@ -68,21 +68,21 @@ def predictions(run: Run, new_trainer: TrainerFactory) -> list[Row]:
 
 
 def columns(task: Task, outputs: Tensor, targets: Tensor, names: list[str] | None = None) -> dict[str, list[Any]]:
-    """What there is to say of examples, by name, a value for each.
+    """Columns that describe the predictions, by name, with a value for each example.
 
-    - ``multiclass``: ``target`` and ``prediction`` (classes, by name where they have any), and ``probability/<class>`` of each;
-    - ``binary``: the same of 0 and 1, with ``probability`` of 1;
+    - ``multiclass``: ``target`` and ``prediction`` (class names if known, else numbers), and ``probability/<class>`` of each class;
+    - ``binary``: the same for 0 and 1, with ``probability`` of 1;
     - ``multilabel``: ``target/<n>`` and ``probability/<n>`` of each label;
-    - ``regression``: ``target`` and ``prediction``, or ``…/<n>`` of each number;
+    - ``regression``: ``target`` and ``prediction``, or ``…/<n>`` of each value;
     - ``survival``: ``event``, ``time`` and ``risk``.
 
     Raises:
-        FederationError: for outputs that are not one row of numbers per example, as those of texts.
+        FederationError: if the outputs are not one row of numbers per example, as with texts.
     """
     if outputs.dim() != 2:
         raise FederationError(
-            f"The network gives outputs of shape {tuple(outputs.shape)}, which are no columns of a table: export the model, and "
-            "predict with the library that it is of."
+            f"The network's outputs have shape {tuple(outputs.shape)}, which does not fit into a table: export the model, and "
+            "predict with the library that it belongs to."
         )
     outputs, targets = outputs.float().cpu(), targets.cpu()
     classes = [str(names[k]) if names else k for k in range(outputs.shape[1])]

@@ -1,4 +1,4 @@
-"""Privacy of a run's clients: what is refused, what is put into the server, and where its noise comes from."""
+"""Client-level privacy of a run: what is refused, how the server is protected, and where its noise comes from."""
 
 import json
 from collections.abc import Mapping
@@ -27,25 +27,25 @@ def protect(
     continued: Mapping[str, object] | None,
     reading: bool,
 ) -> Noise | None:
-    """Have a server bound and hide what clients contribute, and note how in what a run that goes on must agree with.
+    """Have a server clip and hide clients' contributions, and record in ``identity`` what a continued run must agree with.
 
     Args:
-        server: of the run.
+        server: the run's server.
         model: the method.
-        settings: of the federation; without ``privacy`` nothing happens.
-        clients: how many may take part.
-        cohort_size: of a round, about.
-        identity: of the run; how it is protected is added.
-        made_with: what else decides what clients send: a run with secret noise that goes on must agree in it, or the difference of
-            two versions of a round would be without noise.
-        continued: the identity of the run that is gone on from; None: this one is new.
-        reading: whether it is only looked at, for which nobody needs the key.
+        settings: the federation's settings; without ``privacy`` nothing happens.
+        clients: number of clients that may take part.
+        cohort_size: expected number of participants of a round.
+        identity: identity of the run; the privacy settings are added.
+        made_with: other settings that determine what clients send. A continued run with secret noise must have the same, because
+            the difference of two versions of a round would contain no noise.
+        continued: identity of the run that is continued. None: a new run.
+        reading: whether the run is opened for reading, which needs no key.
 
     Returns:
-        Where noise and cohorts come from; None without privacy.
+        The source of noise and cohorts. None without privacy.
 
     Raises:
-        FederationError: where an ε would be wrong.
+        FederationError: if the reported ε would be wrong.
     """
     privacy = settings.privacy
     if privacy is None:
@@ -54,18 +54,18 @@ def protect(
     method = type(model).__name__
     require(
         not says_itself_who(model),
-        f"privacy is of clients that are drawn, but {method} says itself who takes part in a round: leave it out.",
+        f"privacy needs clients that are sampled, but {method} chooses the participants itself: leave privacy out.",
     )
     require(
         settings.sampling == "poisson" or cohort_size == clients,
-        f"Got privacy with cohorts of {cohort_size} of {clients} clients, whose ε is not known: set sampling to poisson, or "
+        f"Got privacy with cohorts of {cohort_size} of {clients} clients, for which ε is not known: set sampling to poisson, or "
         "participation to 1.",
     )
     rate = settings.participation if settings.sampling == "poisson" else 1.0
     require(
         not settings.quorum,
-        f"Got privacy with quorum={settings.quorum:g}, by which one client decides whether a round counts, and so moves the server "
-        "by more than its clip norm: leave quorum out.",
+        f"Got privacy with quorum={settings.quorum:g}: one client could decide whether a round counts, and so change the server "
+        "by more than the clip norm: leave quorum out.",
     )
     require(
         privacy.noise == "seeded" or (settings.patience is None and not settings.stop_at_target and settings.budget is None),
@@ -92,28 +92,27 @@ def protect(
 
 
 def refuse_at_sites(settings: RunSettings) -> None:
-    """What is a simulation has no place where clients' data are at real sites.
+    """Refuse settings that only a simulation can have, for data that are at real sites.
 
     Raises:
-        FederationError: if there is such a thing.
+        FederationError: if there is such a setting.
     """
     require(
         settings.attack is None,
-        f"Got attack={settings.attack} with data at sites: attacks are simulated where all data are at hand, leave it out.",
+        f"Got attack={settings.attack} with data at sites: attacks are simulated where all data are local, leave it out.",
     )
     require(
         not isinstance(settings.privacy, ExampleDP),
-        "Got privacy of examples with data at sites: its noise is that of the run's seed, and sites send what they measure: leave "
-        "it out.",
+        "Got example-level privacy with data at sites: its noise comes from the seed, and sites also send metrics: leave it out.",
     )
     require(
         not isinstance(settings.privacy, ClientDP) or settings.privacy.noise == "secret",
-        "Got privacy with seeded noise and data at sites: whoever knows the seed can subtract it; set noise to secret, with a key.",
+        "Got privacy with seeded noise and data at sites: who knows the seed can subtract it; set noise to secret, with a key.",
     )
 
 
 def stream_of(identity: Mapping[str, object]) -> str | None:
-    """Which of its key's streams of secret noise a run has; None: it has none."""
+    """Identifier of the stream of secret noise that a run uses of its key; None without one."""
     privacy = identity.get("privacy")
     found = json.loads(privacy).get("stream") if isinstance(privacy, str) else None
     return found if isinstance(found, str) else None

@@ -1,4 +1,4 @@
-"""One live run: the rounds, who takes part, what they learn, how it is merged, measured and kept."""
+"""A run: its rounds, participants, aggregation, evaluation and checkpoints."""
 
 import logging
 import shutil
@@ -50,23 +50,23 @@ log = logging.getLogger(__name__)
 
 
 class Run:
-    """Method, data, server and engine brought together, from before the first round, or from a checkpoint, on.
+    """Brings together a method, data, server and engine, from before the first round or from a checkpoint.
 
-    What callbacks look at: ``round``, ``history`` (a dict of metrics per round), ``results`` (the last measured metrics by client),
+    Callbacks may use ``round``, ``history`` (a dict of metrics per round), ``results`` (each client's last evaluation metrics),
     ``clients``, ``data``, ``model``, ``server``, ``folder`` (the run's folder, or None) and ``loggers``.
 
     Args:
-        model: the method. If its networks exist already (pretrained, say), the server starts from their shared part.
+        model: the method. If its networks are built (pretrained, for example), the server starts from their shared part.
         data: the clients' data.
-        engine: where turns run.
+        engine: runs the turns.
         new_trainer: builds the Trainer of a turn.
-        settings: of the federation.
-        folder: gives the run's folder, and makes it if need be; None keeps nothing. It is asked when all that can be refused before
-            the first round has been: a run that is refused leaves nothing.
-        temporary_folder: makes the folder for clients' states that exceed their memory; called if there is no folder of the run,
-            or if it is only read.
-        checkpoint: where to go on from.
-        reading: whether the run is only looked at, and nothing is written to its folder, where another process may play it.
+        settings: the federation's settings.
+        folder: returns the run's folder, creating it if necessary; None: nothing is written. It is called after all checks before
+            the first round, so that a run that is refused leaves nothing behind.
+        temporary_folder: creates the folder for client states that exceed the memory limit; called if the run has no folder or is
+            opened for reading.
+        checkpoint: checkpoint to resume from.
+        reading: whether the run is opened for reading: nothing is written to its folder, where another process may be running it.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class Run:
                 f"patience is {settings.patience}, but no client has validation data, which it goes by: set the data's val_share."
             )
         if isinstance(model, PublicDistillation):
-            data.public_set()  # which says what to do if there is none
+            data.public_set()  # raises an error with instructions if there is none
         spec = WorkerSpec(model, data, new_trainer, self.seed, compression=settings.compression)
-        with torch_threads(engine.threads or 1):  # what is built does not depend on the machine's cores
+        with torch_threads(engine.threads or 1):  # weights must not depend on the number of cores
             spec.build()
         if isinstance(settings.privacy, ExampleDP):
             refuse_what_tells_of_examples(model, data)
@@ -138,11 +138,11 @@ class Run:
         self._scratch.clear()
         self.server.attach_storage(self.client_state, self._scratch)
         self.round = 0
-        self.completed = 0  # rounds of this process that are reported, and checkpointed where that is due
+        self.completed = 0  # rounds of this process that are reported and, where due, in a checkpoint
         self.history: list[Metrics] = []
         self.last_rounds: dict[int, int] = {}
-        self.merged_turns: dict[int, int] = {}  # how many of each client's
-        self._changed: set[int] = set()  # clients whose entries of these two are in no checkpoint yet
+        self.merged_turns: dict[int, int] = {}  # per client
+        self._changed: set[int] = set()  # clients whose entries of these two changed after the last checkpoint
         self._stopwatch = Stopwatch()
         self._turns = RoundTurns(engine, self.server, data, self._stopwatch, settings)
         self._best = BestRound(self.monitored, self.metric, model.higher_is_better)
@@ -150,7 +150,7 @@ class Run:
         self._continued = checkpoint
         if checkpoint is not None:
             self._continue_from(checkpoint)
-        self.local = self._spec.worker()  # for models that are asked for; turns are the engine's
+        self.local = self._spec.worker()  # for models on request; the engine runs the turns
         honest = [client for client in self.clients if client.id not in self.attackers]
         self._evaluation = Evaluation(
             model, self.server, data, honest, self.unseen, self.local, carry_out=self._turns.run, seed=self.seed
@@ -159,9 +159,9 @@ class Run:
         engine.open(self._spec, self.store)
 
     def close(self) -> None:
-        """End the run on its engine. What it found can still be looked at; what that takes is computed in this process."""
+        """Close the engine. Results and models stay available; they are computed in this process."""
         self.engine.close()
-        self.model.cpu()  # what is frozen stays on a GPU between turns
+        self.model.cpu()  # frozen tensors stay on a GPU between turns
         self._scratch.clear()
         self.engine = self._turns.engine = InProcess()
         self.engine.open(self._spec, self.store)
@@ -169,13 +169,13 @@ class Run:
     # ------------------------------------------------------------------------------------------------------------ the rounds
 
     def play(self, preempted: Callable[[], bool] = lambda: False) -> None:
-        """All rounds that are left.
+        """Run all remaining rounds.
 
         Args:
-            preempted: whether somebody needs the machine: the run then stops at its next checkpoint.
+            preempted: whether the process was asked to stop; the run then stops at its next checkpoint.
 
         Raises:
-            Preempted: when it has, before its last round.
+            Preempted: if it stopped before the last round.
         """
         with in_one_line(self._kept_for_later, *self._written):
             if self.checkpoints and self._continued:
@@ -194,7 +194,7 @@ class Run:
                 self._call("on_fit_end")
                 if self.checkpoints:
                     self.checkpoints.finish(self.settings.keep, (self.store, self.client_state))
-                    if self.settings.keep == "none":  # what is on disk only can be asked for until then
+                    if self.settings.keep == "none":  # states on disk are available until the run is collected
                         weakref.finalize(self, shutil.rmtree, self.checkpoints.clients_folder.absolute(), ignore_errors=True)
             finally:
                 self._call("teardown")
@@ -203,18 +203,18 @@ class Run:
                         logger.finalize("success" if self.round == self.rounds else "failed")
 
     def _kept_for_later(self) -> str:
-        """What there is of a run whose disk refused something."""
+        """What is left of a run whose disk failed, and how to continue, as a sentence."""
         try:
             newest = Checkpoints(self.folder).latest()[0] if self.folder else None
         except FederationError:
             newest = None
         if newest is None:
-            return "No checkpoint of the run is there: make room, or set federation.run_dir, and start it again."
+            return "The run has no checkpoint: free disk space, or set federation.run_dir, and start it again."
         return f"The checkpoint {newest.path} is complete: when the disk can be written to, continue with --ckpt_path last."
 
     def dry_run(self) -> None:
-        """Take one step of the first turn, of which nothing is kept: with a client's module, its optimizers, its data and its
-        Trainer, it meets all that can be wrong with them.
+        """Run one step of the first turn and discard it: it uses a client's module, optimizers, data and Trainer, so that errors in
+        any of them show up.
         """
         self.round = 1
         client, *_ = self._draw_cohort() or self.eligible_clients
@@ -222,7 +222,7 @@ class Run:
         worker.run_turn(Turn("fit", client, self.round, self.server.broadcast(client)), None)
 
     def _play_round(self) -> Metrics:
-        """A round; returns its metrics."""
+        """Run a round; returns its metrics."""
         cohort, due = self._draw_cohort(), self._is_due(self.evaluate_every)
         with self._stopwatch("aggregate"):
             metrics = self.server.aggregate(self._train(cohort, due))
@@ -236,12 +236,12 @@ class Run:
             row |= spread_all("before", honest) | self._evaluate() | self.server.privacy.spent()
         row |= self._compare(row)
         if self._end_early(row) and self.model.fine_tuning.when == "last":
-            row |= self._evaluate()  # now it is known which round is the last one
+            row |= self._evaluate()  # only now it is known that this is the last round
             row |= running_totals(self.history[-1] if self.history else {}, row)
         return row | self._stopwatch.collect()
 
     def _end_early(self, row: Metrics) -> bool:
-        """Let the round of this row be the last one, if the settings say so."""
+        """Make this the last round if the settings say so; returns whether it is."""
         patience, best = self.settings.patience, self._best.best
         waited = patience is not None and best is not None and self.monitored("val") in row and self.round - best.round >= patience
         reached = self.settings.stop_at_target and self._target is not None and bool(self._target.reached)
@@ -250,7 +250,7 @@ class Run:
         return early
 
     def _has_spent_budget(self, row: Metrics) -> bool:
-        """Whether another round that sends as much as this one would exceed the budget."""
+        """Whether another round with the same traffic would exceed the budget."""
         if self.settings.budget is None:
             return False
         totals = row if "traffic/total_bytes" in row else running_totals(self.history[-1] if self.history else {}, row)
@@ -258,7 +258,7 @@ class Run:
         return another > self.settings.budget * 2**20
 
     def _draw_cohort(self) -> list[ClientInfo]:
-        """Who takes part, in client order: a function of (seed, round). The server prepares for them."""
+        """The participants in client order, a function of (seed, round). Also starts the server's round."""
         keys = [self.seed, COHORT, self.round] if self._noise is None else self._noise.cohort_stream(self.round)
         cohort = self._participants.draw(self.round, keys)
         with seeded(self.seed, SERVER_ROUND, self.round):
@@ -266,7 +266,7 @@ class Run:
         return cohort
 
     def _train(self, cohort: Collection[ClientInfo], measure: bool) -> Iterator[ClientUpdate]:
-        """The cohort's updates, as they are merged."""
+        """Yields the cohort's updates as they are merged."""
         away = dropouts(list(cohort), self.settings.dropout, self.settings.quorum, self.seed, self.round)
         updates = self._turns.train(self.round, cohort, measure, self.last_rounds, self.merged_turns, away)
         if self.settings.attack is not None:
@@ -277,7 +277,7 @@ class Run:
             yield update
 
     def _train_on_server(self) -> Metrics:
-        """What a method's server learns of its own; returns metrics."""
+        """Train on the server, for methods that do; returns metrics."""
         metrics: Metrics = {}
         if type(self.server).train_on_public is not Server.train_on_public:
             with self._stopwatch("server"):
@@ -286,7 +286,7 @@ class Run:
         return metrics
 
     def _note_arrivals(self) -> Collection[int]:
-        """Write down whose update was merged in this round, and what that cost in privacy; returns their ids."""
+        """Record whose updates were merged in this round, and what that cost in privacy; returns their ids."""
         arrived = dict.fromkeys((update.client for update in self._turns.updates), self.round)
         self.last_rounds |= arrived
         self.merged_turns |= {client: self.merged_turns.get(client, 0) + 1 for client in arrived}
@@ -295,7 +295,7 @@ class Run:
         return arrived.keys()
 
     def _with_costs(self, metrics: Metrics, cohort_size: int) -> Metrics:
-        """What the round's participants logged, the server's metrics, and what the round took."""
+        """The participants' mean training metrics, the server's metrics, and the costs of the round."""
         updates = self._turns.updates
         row = {"round": float(self.round), **training_means(updates), **metrics, **self._turns.traffic.collect()}
         row["compute/flops"] = sum(update.metrics["flops"] for update in updates)
@@ -306,7 +306,7 @@ class Run:
         return row
 
     def _compare(self, row: Metrics) -> Metrics:
-        """Costs since the first round, the best round so far, and what it took to reach the target."""
+        """Total costs, the best round so far, and the costs of reaching the target."""
         totals = running_totals(self.history[-1] if self.history else {}, row)
         best = self._best.update(row)
         reached = self._target.update(row | totals) if self._target else {}
@@ -315,19 +315,19 @@ class Run:
     # ------------------------------------------------------------------------------------------------------------- measuring
 
     def measure(self, kind: str) -> Metrics:
-        """Measure all clients as they are, on ``"val"`` or ``"test"`` data."""
+        """Evaluate all clients, without training, on ``"val"`` or ``"test"`` data."""
         metrics = {name: value for name, value in self._evaluate().items() if f"/{kind}_" in name}
         self._call("on_measure_end", metrics)
         return metrics
 
     def monitored(self, kind: str) -> str:
-        """The column that progress, model selection and targets use, on ``"val"`` or ``"test"`` data."""
+        """Column of the monitored metric, which progress, model selection and targets use, on ``"val"`` or ``"test"`` data."""
         of_global = self.model.monitor_model == "global" and self.data.at_hand
         return f"global/{kind}_{self.metric}" if of_global else f"after/{kind}_{self.metric}/mean"
 
     @property
     def results(self) -> dict[int, Metrics]:
-        """The last measured metrics by client."""
+        """Each client's last evaluation metrics."""
         return self._evaluation.results
 
     def _evaluate(self) -> Metrics:
@@ -343,7 +343,7 @@ class Run:
     # ------------------------------------------------------------------------------------------------- models, for elsewhere
 
     def client_module(self, client: int) -> FederatedModule:
-        """A client's model as it is now, with the server's broadcast loaded, and fine-tuned if it is measured so."""
+        """A client's current model with the server's broadcast loaded, fine-tuned if it is evaluated fine-tuned."""
         if not 0 <= client < len(self.clients):
             raise FederationError(f"There is no client {client}: ids go from 0 to {len(self.clients) - 1}.")
         if not self.data.at_hand:
@@ -356,17 +356,17 @@ class Run:
         return module.cpu()
 
     def measure_across(self, client: int) -> dict[int, Metrics]:
-        """What a client's model comes to on the data of each client, by id, and on everybody's (-1)."""
+        """Metrics of a client's model on the data of each client, by id, and on the pooled data (-1)."""
         module = self.client_module(client)
         tested = {other.id: self.data.client(other.id) for other in self.clients} | {SERVER: self.data.pooled()}
         with isolated():
             return {other: self.local.measure(module, data) for other, data in tested.items()}
 
     def server_module(self) -> FederatedModule:
-        """The shared part, as the server has it: the global model where there is one. The rest is as it was drawn."""
+        """The server's shared part, which may be a global model. The rest has its initial weights."""
         self._refresh_statistics()
         broadcast = self.server.global_models().get("global", Broadcast(self.server.state))
-        if broadcast.model_size is not None:  # a version of the model that the template is not
+        if broadcast.model_size is not None:  # another size of the model than the template's
             everybody = self.data.pooled().info if self.data.at_hand else replace(self.clients[0], id=SERVER)
             private = self.store.find(SERVER) if self.data.at_hand else None
             return self.local.module_of(everybody, broadcast, private).cpu()
@@ -383,19 +383,19 @@ class Run:
     def _report(self) -> None:
         with self._stopwatch("report"), naming(self._written[0]):
             if self.folder:
-                self.folder.stat()  # if it is gone, it is said here: TensorBoard's thread would print a traceback
+                self.folder.stat()  # if it is missing, fail here: TensorBoard's thread would print a traceback
             row = {name: value for name, value in self.history[-1].items() if name != "round"}
             for logger in self.loggers:
                 try:
                     logger.log_metrics(row, step=self.round)
-                except ValueError as error:  # what Lightning makes of whatever TensorBoard raises, a full disk included
+                except ValueError as error:  # Lightning converts any error of TensorBoard, also a full disk
                     if isinstance(error.__cause__, OSError):
                         raise error.__cause__ from None
                     raise
             self._call("on_round_end")
 
     def _save_checkpoint(self) -> bool:
-        """Where one is due, and where the round is the best so far: it is not there any more when one is due; returns whether."""
+        """Save a checkpoint if one is due or the round is the best so far (its state is not kept otherwise); returns whether."""
         best = self._best.best
         is_best = best is not None and best.round == self.round
         every = self.settings.checkpoint_every
@@ -420,7 +420,7 @@ class Run:
         return is_written
 
     def _continue_from(self, checkpoint: Checkpoint) -> None:
-        """Bring server, store and history to where the checkpoint is."""
+        """Restore server, client states and history from a checkpoint."""
         persistent = [phase.name for phase in self.model.phases() if phase.persistent]
         expected = self.server.expected_state(checkpoint.server)
         check_goes_on(checkpoint, self.identity, self.threads, self.made_with, expected, persistent)
@@ -433,7 +433,7 @@ class Run:
         self._best.best = manifest.best
         if self._target and manifest.target == self.target:
             self._target.reached = manifest.reached
-        elif self._target:  # another one, of which the checkpoint does not know
+        elif self._target:  # another target than the checkpoint's
             for row in self.history:
                 try:
                     self._target.update(row)
@@ -448,7 +448,7 @@ class Run:
 
     @cached_property
     def made_with(self) -> dict[str, Setting]:
-        """What checkpoints say of how the run was made."""
+        """The settings that checkpoints record."""
         return settings_of(
             self.model,
             self.data,
@@ -466,8 +466,8 @@ class Run:
         return [logger for one in wanted if one for logger in ([one] if isinstance(one, Logger) else self._tensorboard())]
 
     def _tensorboard(self) -> list[Logger]:
-        """What True stands for."""
+        """The logger that ``True`` stands for."""
         if self.folder is None:
             return []
-        # purge_step hides what a killed run had logged of rounds that are now played again.
+        # purge_step hides what an interrupted run logged for rounds that are repeated now.
         return [TensorBoardLogger(self.folder, name="", version="", default_hp_metric=False, purge_step=self.round + 1)]

@@ -1,4 +1,4 @@
-"""What a federation says of its runs."""
+"""Settings of a federation's runs."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from lightning_fed.storage.checkpoint import Keep
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What a run takes over from :class:`lightning_fed.Federation`, whose arguments of these names say what each is.
+    """Settings of a run, from the arguments of :class:`lightning_fed.Federation`, which describes them.
 
     Raises:
-        FederationError: for values that none of them can have, or not together.
+        FederationError: for invalid values or combinations.
     """
 
     rounds: int
@@ -63,8 +63,8 @@ class RunSettings:
         )
         require(
             not self.quorum or self.dropout > 0,
-            f"quorum is {self.quorum:g}, of participants who do not drop out, and dropout is 0: set dropout; turns that are lost "
-            "by themselves have a quorum of the engine (Sites).",
+            f"quorum is {self.quorum:g}, the share of participants that must not drop out, but dropout is 0: set dropout; turns "
+            "that fail by themselves have a quorum of the engine (Sites).",
         )
         require(isinstance(self.rounds, int), f"rounds is {self.rounds}: give a whole number from 1.")
         require_from(1, rounds=self.rounds, patience=self.patience)
@@ -72,7 +72,7 @@ class RunSettings:
         require_positive(store_limit_mb=self.store_limit_mb, budget=self.budget)
         require(
             self.evaluate_every != 0 or (self.patience is None and not self.stop_at_target),
-            "patience and stop_at_target go by measurements between rounds, but evaluate_every is 0: set it to 1 or more.",
+            "patience and stop_at_target need evaluations between rounds, but evaluate_every is 0: set it to 1 or more.",
         )
         require(
             not self.stop_at_target or self.target is not None,

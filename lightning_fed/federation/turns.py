@@ -1,4 +1,4 @@
-"""The turns of a round: what is sent to whom, and what comes of it."""
+"""The turns of a round: what the server sends, and the updates that come back."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -17,22 +17,22 @@ from lightning_fed.seeding import COMPRESSION, seeded
 from lightning_fed.tensors import State
 
 KEPT = 8
-"""How many broadcasts are remembered in their compressed form: a server that has one for each client must not hold all of them."""
+"""Number of broadcasts that are kept in compressed form: a server with one per client must not hold all of them."""
 
 
 class RoundTurns:
-    """Has an engine play the turns of a run's rounds, and counts what they send and take.
+    """Has an engine run the turns of each round, and counts traffic and time.
 
     Args:
-        engine: where they run.
-        server: sends broadcasts, and checks updates.
+        engine: runs the turns.
+        server: makes broadcasts and checks updates.
         data: the clients' data.
-        stopwatch: for their seconds.
-        settings: of the federation: its seed, and how messages are compressed.
+        stopwatch: counts seconds.
+        settings: the federation's settings: its seed, and how messages are compressed.
 
     Attributes:
-        updates: of the running round, without payloads.
-        traffic: what was sent.
+        updates: the current round's updates, without payloads.
+        traffic: counts what was sent.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class RoundTurns:
         self.updates: list[ClientUpdate] = []
         self._server, self._data, self._stopwatch = server, data, stopwatch
         self._seed, self._compression = settings.seed, settings.compression
-        self._compressed: dict[int, tuple[State, State]] = {}  # the last broadcasts, by their id: as they are, and as they travel
-        self._arrived: tuple[State, State] = ({}, {})  # the last one as it travels, and as it arrives
+        self._compressed: dict[int, tuple[State, State]] = {}  # the last broadcasts by id: uncompressed and compressed
+        self._arrived: tuple[State, State] = ({}, {})  # the last broadcast: compressed and decompressed
 
     def run(self, turns: Iterable[Turn], receive: Receive | None = None) -> Iterator[tuple[Turn, ClientUpdate]]:
-        """Turns and what comes of them; see :func:`.run_turns`."""
+        """Turns with their updates; see :func:`.run_turns`."""
         return run_turns(self.engine, turns, receive)
 
     def train(
@@ -59,18 +59,18 @@ class RoundTurns:
         merged: Mapping[int, int],
         away: Collection[int] = (),
     ) -> Iterator[ClientUpdate]:
-        """The cohort's updates in client order, each checked and counted.
+        """The cohort's updates in client order, checked and counted.
 
         Args:
-            round: its number.
-            cohort: who trains.
-            measure: whether each trained model is measured.
-            last_rounds: of which round a client's private state is, by id; 0 for whom it does not name.
-            merged: how many of a client's turns were merged, alike.
-            away: ids of those who are sent the model and do nothing.
+            round: number of the round.
+            cohort: the participants.
+            measure: whether each trained model is evaluated.
+            last_rounds: round of each client's private state, by id; 0 if missing.
+            merged: number of each client's merged turns, by id; 0 if missing.
+            away: ids of clients that receive the model and drop out.
         """
         self.updates = []
-        self._compressed.clear()  # whose stream is the round's
+        self._compressed.clear()  # compressed with the last round's random stream
 
         def turns() -> Iterator[Turn]:
             for client in cohort:
@@ -86,11 +86,11 @@ class RoundTurns:
             yield update
 
     def run_on_server(self, round: int) -> RunOnServer:
-        """What a server that learns is given; see :meth:`.Server.train_on_public`."""
+        """The function that a server uses to train; see :meth:`.Server.train_on_public`."""
 
         def each(verb: ServerVerb, models: Iterable[Broadcast]) -> Iterator[ClientUpdate]:
             info = self._data.pooled().info if verb == "evaluate" else self._data.public_set().info
-            lost = f"The server's own turns of round {round} were lost, without which it learns nothing"
+            lost = f"The server's own turns of round {round} were lost, without which it cannot train"
             for _, update in run_turns(self.engine, (Turn(verb, info, round, model) for model in models), failure=lost):
                 check_form(update)
                 yield update
@@ -98,9 +98,7 @@ class RoundTurns:
         return each
 
     def train_on_public(self, round: int, clients: Iterable[ClientInfo]) -> None:
-        """Let clients whose update arrived learn from public data what the server says; what that takes is added to the metrics of
-        their updates.
-        """
+        """Train clients whose update arrived on public data, as the server says; the costs are added to their updates' metrics."""
 
         def turns() -> Iterator[Turn]:
             for client in clients:
@@ -117,8 +115,8 @@ class RoundTurns:
         self.updates = [replace(update, metrics=metrics[update.client]) for update in self.updates]
 
     def _sent(self, client: ClientInfo, broadcast: Broadcast, round: int) -> Broadcast:
-        """A broadcast as it travels. What is sent to many is compressed once, if it is one of the last :data:`KEPT`."""
-        if client.id == SERVER or self._compression.down == "none":  # the server sends itself nothing
+        """A compressed broadcast. The last :data:`KEPT` are reused, so that one for many clients is compressed once."""
+        if client.id == SERVER or self._compression.down == "none":  # the server's own turns are not sent
             return broadcast
         if (found := self._compressed.get(id(broadcast.state))) is None:
             with seeded(self._seed, COMPRESSION, round, SERVER):
@@ -129,7 +127,7 @@ class RoundTurns:
         return replace(broadcast, state=found[1])
 
     def _receive(self, turn: Turn, update: ClientUpdate) -> ClientUpdate:
-        """An update as the server sees it, checked; what was sent is counted."""
+        """A decompressed and checked update; counts what was sent."""
         expanded, sent = update, turn.broadcast
         if turn.client.id != SERVER and self._compression != NONE:
             check_form(update)

@@ -1,4 +1,4 @@
-"""Adapter tuning (Houlsby et al., ICML 2019, https://arxiv.org/abs/1902.00751), as a comparison of FedHM (Section 6.4)."""
+"""Adapter tuning (Houlsby et al., ICML 2019, https://arxiv.org/abs/1902.00751), as in the comparison of FedHM (Section 6.4)."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -13,17 +13,17 @@ PLACES = {"attention": ("attention.o_proj",), "mlp": ("mlp",), "both": ("attenti
 
 
 class AdapterTuning(GroupTuning):
-    r"""Small networks between the layers of a frozen vision transformer are trained and averaged.
+    r"""Clients train bottleneck adapters between the layers of a frozen vision transformer, and the server averages them.
 
-    Behind the attention's output projection, the MLP, or both, and before the residual sum, h becomes
+    After the attention's output projection, the MLP, or both, and before the residual sum, h becomes
     :math:`h + W_{up}\, \mathrm{GELU}(W_{down} h + b) + b'`, with :math:`W_{down}` of shape ``(hidden, d)`` and :math:`W_{up}` of
-    shape ``(d, hidden)``, which is 0 at first: training starts from the network as it is. Layer norms stay frozen.
+    shape ``(d, hidden)``, which is 0 at first: training starts from the pretrained network. Layer norms stay frozen.
 
-    A block's adapter has ``2 * d * hidden`` trained values, with biases ``hidden + d`` more. Without biases and one per block,
-    ViT-S (12 blocks, d = 384) has 73,728 with ``hidden`` 8: FedHM's budget. Houlsby et al. have two per block, biases, and train
-    the layer norms.
+    A block's adapter has ``2 * d * hidden`` trained values, and another ``hidden + d`` with biases. Without biases and with one per
+    block, ViT-S (12 blocks, d = 384) has 73,728 with ``hidden`` 8: FedHM's budget. Houlsby et al. have two per block, biases, and
+    train the layer norms.
 
-    peft has no such adapters; these are the library's own. Groups and monitored metric: see :class:`.GroupTuning`.
+    peft has no such adapters, so the library implements them. Groups and monitored metric: see :class:`.GroupTuning`.
 
     Args:
         backbone: builds the network, given the number of classes: ``VisionTransformer``.
@@ -48,7 +48,7 @@ class AdapterTuning(GroupTuning):
         self.bias = bias
 
     def attach(self) -> None:
-        """Adapters on every block."""
+        """Put adapters on every block."""
         places = PLACES[self.placement]
         width = self.backbone.network.config.hidden_size
         for block in self.blocks(*places):

@@ -18,32 +18,32 @@ from lightning_fed.seeding import branched
 
 
 class APFL(PersonalModule):
-    r"""FedAvg's global model, and for each client a mixture of it with a network of its own, which learns within the mixture.
+    r"""Each client predicts with an adaptive mixture of FedAvg's global model and a local model, which is trained in the mixture.
 
     A client predicts with :math:`\bar v_k = \alpha_k v_k + (1 - \alpha_k) w`, a mixture of weights. With each batch of a turn
 
     - :math:`w \leftarrow w - \eta \nabla L_k(w)`, as in FedAvg; it is sent;
-    - :math:`v_k \leftarrow v_k - \eta\, \alpha_k \nabla L_k(\bar v_k)`, the gradient in :math:`v_k` at the mixture of before the
+    - :math:`v_k \leftarrow v_k - \eta\, \alpha_k \nabla L_k(\bar v_k)`, the gradient in :math:`v_k` at the mixture before the
       step; it stays;
-    - with ``alpha_lr``, in the first step of a turn alone: :math:`\alpha_k \leftarrow \alpha_k - \eta_\alpha \langle v_k - w,
+    - with ``alpha_lr``, only in the first step of a turn: :math:`\alpha_k \leftarrow \alpha_k - \eta_\alpha \langle v_k - w,
       \nabla L_k(\bar v_k) \rangle`, kept in [0, 1]; it stays.
 
-    :math:`w` does not notice the rest: it is FedAvg's, bit for bit. With :math:`\alpha` 0 a client predicts with the global model,
-    with 1 with one that has learned alone. Statistics of batch norm are mixed as weights are; those of :math:`v_k` are the
-    mixture's. Of ``adapters`` A and B are mixed, each for itself, and not their product. The logged loss is the mean of both.
+    :math:`w` is not affected by the rest: it is FedAvg's, bit for bit. With :math:`\alpha` 0 a client predicts with the global
+    model, with 1 with a model that has learned alone. Batch-norm statistics are mixed like weights; those of :math:`v_k` are the
+    mixture's. With ``adapters``, A and B are mixed separately, not their product. The logged loss is the mean of both.
     Monitored: accuracy after aggregation, of the mixture with the new :math:`w`.
 
     Args:
         backbone: the network of every client, both :math:`w` and :math:`v_k`.
         num_classes: number of classes; None: as many as the data have.
-        alpha: :math:`\alpha_k` at the beginning. The authors' code: 0.5.
-        alpha_lr: :math:`\eta_\alpha`; 0: :math:`\alpha` stays.
+        alpha: initial :math:`\alpha_k`. The authors' code: 0.5.
+        alpha_lr: :math:`\eta_\alpha`; 0: :math:`\alpha` is fixed.
         personal_optimizer: of :math:`v_k`. Default: ``optimizer``.
         **kwargs: see :class:`.FederatedModule`.
     """
 
-    scales_gradients = False  # the one step in which alpha learns could be skipped, when scaled gradients overflow
-    accumulates = False  # dropout of the mixture is branched off once a step
+    scales_gradients = False  # the step in which alpha learns could be skipped when scaled gradients overflow
+    accumulates = False  # the mixture's random stream is branched off once per step
 
     def __init__(
         self,
@@ -58,19 +58,19 @@ class APFL(PersonalModule):
         self.initial_alpha = alpha
         self.alpha_lr = alpha_lr
         self.personal_optimizer = personal_optimizer or self.optimizer
-        self._alpha_learns = False  # but in the first step of a turn
+        self._alpha_learns = False  # except in the first step of a turn
 
     def build(self) -> None:
         super().build()
         self.alpha = nn.Parameter(torch.tensor(self.initial_alpha))
 
     def shared_names(self) -> set[str]:
-        """The global network; the other one and :math:`alpha` stay."""
+        """Names in the global network; the other one and :math:`alpha` stay."""
         return super().shared_names() - {"alpha"}
 
     def mixture(self, alpha: Tensor) -> State:
-        """What the client predicts with, by name in the network: of weights and statistics that are its own. At 0 and 1 one of
-        the two networks, bit for bit.
+        """The mixture that the client predicts with, by name in the network: its trainable weights and its statistics. At 0 and 1
+        it is one of the two networks, bit for bit.
         """
         mixed, shared = dict[str, Tensor](), self.backbone.state_dict()
         for name, own in self.personal.state_dict(keep_vars=True).items():
@@ -79,7 +79,7 @@ class APFL(PersonalModule):
         return mixed
 
     def forward(self, x: Any) -> Tensor:
-        """Logits of the mixture; within :meth:`global_predicts` of the global network."""
+        """Logits of the mixture; within :meth:`global_predicts` those of the global network."""
         if self._outputs is not None:
             return super().forward(x)
         values = self.mixture(self.alpha if self._alpha_learns else self.alpha.detach())
@@ -91,7 +91,7 @@ class APFL(PersonalModule):
         return logits
 
     def phases(self) -> list[Phase]:
-        """Both networks at once, each with an optimizer of its own."""
+        """Train both networks at once, each with its own optimizer."""
         shares: list[Share] = [
             (self.optimizer, self.learning_parameters(self.backbone)),
             (self.personal_optimizer, self.learning_parameters(self.personal)),
@@ -106,9 +106,7 @@ class APFL(PersonalModule):
         return torch.optim.SGD(parameters, lr=self.alpha_lr)
 
     def joint_loss(self, batch: Any) -> Tensor:
-        """The loss of a batch as the global network predicts it, and as the mixture does. What the mixture draws (dropout) is from
-        a random stream of its own.
-        """
+        """The losses of the global network and of the mixture on a batch. Dropout of the mixture has its own random stream."""
         loss = self.global_loss(batch)
         self._alpha_learns = self.global_step == 0
         try:
@@ -123,7 +121,7 @@ class APFL(PersonalModule):
         self.alpha.clamp_(0, 1)
 
     def export_state(self, private: bool = True) -> State:
-        """The mixture, with what is frozen; without what is private, the global network."""
+        """The mixture with the frozen tensors; without private state, the global network."""
         state = super().export_state(private)
         mixed = self.mixture(self.alpha.detach()) if private else {}
         return state | {f"backbone.{name}": tensor.detach() for name, tensor in mixed.items()}

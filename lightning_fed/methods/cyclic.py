@@ -11,7 +11,7 @@ from lightning_fed.options import PositiveInt
 
 
 class Cyclic(FederatedModule):
-    r"""One network that goes from client to client: each trains what the one before sent, :math:`w \leftarrow w_k`.
+    r"""Cyclical weight transfer: the network passes from client to client, :math:`w \leftarrow w_k`, and nothing is averaged.
 
     A round is one client's turn, whatever the federation's ``participation`` is; a cycle is as many rounds as there are clients
     that may take part. Monitored: accuracy after aggregation.
@@ -19,10 +19,10 @@ class Cyclic(FederatedModule):
     Args:
         backbone: the network that every client trains.
         num_classes: number of classes; None: as many as the data have.
-        order: of the clients in a cycle: ``shuffled`` anew for each, by NumPy's ``default_rng`` of the run's seed as in FLamby, or
-            ``fixed``, by their ids.
-        hand_on: whether a client trains what the one before sent. False is what FLamby's program comes to: the first client goes on
-            with what it has trained itself, and that is the model; all others start from it, and their turns come to nothing.
+        order: of the clients in a cycle: ``shuffled`` anew for each, with NumPy's ``default_rng`` of the run's seed as in FLamby,
+            or ``fixed``, by their ids.
+        hand_on: whether a client trains the model that the previous one sent. False matches FLamby's program: only the first
+            client's updates are kept; all others start from its model, and their updates are discarded.
         **kwargs: see :class:`.FederatedModule`.
     """
 
@@ -47,7 +47,7 @@ class Cyclic(FederatedModule):
         return [clients[place]]
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """The mean of one update, which is the update."""
+        """A server that takes the one update as its model."""
         if self.hand_on:
             return super().configure_server(clients)
         first = next(client.id for client in clients if client.takes_part)
@@ -55,7 +55,7 @@ class Cyclic(FederatedModule):
 
 
 class OneClientsServer(Server):
-    """Takes what one client sends, and leaves what others do.
+    """Keeps the updates of one client and discards those of others.
 
     Args:
         client: its id.

@@ -13,23 +13,23 @@ from lightning_fed.options import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 
 class Ditto(PersonalModule, KeepsGlobalParameters):
-    r"""FedAvg's global model, and beside it for each client a personal one that is kept near it.
+    r"""FedAvg's global model, and for each client a personal model that is regularized towards it.
 
     A round of a client:
 
-    1. Load the server's :math:`w^t` and train :math:`w` as in FedAvg; it is sent.
-    2. Train the personal :math:`v_k`, which stays, on :math:`L_k(v) + \frac{\lambda}{2} \lVert v - w^t \rVert^2`: near what the
-       server sent, not near the :math:`w` that was just trained.
+    1. Load the server's :math:`w^t`, train :math:`w` as in FedAvg, and send it.
+    2. Train the personal :math:`v_k`, which stays, on :math:`L_k(v) + \frac{\lambda}{2} \lVert v - w^t \rVert^2`: near the model
+       that the server sent, not near the :math:`w` that was just trained.
 
-    A client predicts with :math:`v_k`. Monitored: accuracy after aggregation; it equals that before. The personal models change
-    nothing about :math:`w`, which is FedAvg's, bit for bit. The paper chooses :math:`\lambda` for each client on validation data;
+    A client predicts with :math:`v_k`. Monitored: accuracy after aggregation; it equals that before. The personal models do not
+    affect :math:`w`, which is FedAvg's, bit for bit. The paper chooses :math:`\lambda` for each client on validation data;
     here it is one number.
 
     Args:
         backbone: the network of every client, both :math:`w` and :math:`v_k`.
         num_classes: number of classes; None: as many as the data have.
         lam: weight :math:`\lambda`; 0 trains the personal models alone. The paper: one of {0.05, 0.1, 1, 2}.
-        start: what :math:`v_k` begins as: the ``initial`` global model, or the ``first_broadcast`` that the client gets.
+        start: initial :math:`v_k`: the ``initial`` global model, or the ``first_broadcast`` that the client gets.
         personal_optimizer: of :math:`v_k`, fresh in each round. Default: ``optimizer``.
         personal_epochs: local epochs of :math:`v_k` per round. Default: ``epochs``.
         **kwargs: see :class:`.FederatedModule`; ``optimizer`` and ``epochs`` are those of :math:`w`.
@@ -52,11 +52,11 @@ class Ditto(PersonalModule, KeepsGlobalParameters):
         self.personal_length = {} if personal_epochs is None else {"epochs": personal_epochs, "steps": None}
 
     def initial_originals(self) -> State:
-        """Of the initial network, unless it begins as the first one that is received."""
+        """The personal network is a copy of the initial network, unless it starts as the first broadcast."""
         return super().initial_originals() if self.start == "initial" else {}
 
     def phases(self) -> list[Phase]:
-        """The global network, which must not notice the personal one, then that."""
+        """Train the global network first, so that the personal one does not affect it, then the personal one."""
         shared, personal = list(self.backbone.parameters()), list(self.personal.parameters())
         return [
             self.local_phase("local", shared, self.global_loss),
@@ -64,7 +64,7 @@ class Ditto(PersonalModule, KeepsGlobalParameters):
         ]
 
     def personal_loss(self, batch: Any) -> Tensor:
-        """The loss of a batch as the personal network predicts it, plus the proximal term."""
+        """The personal network's loss on a batch, plus the proximal term."""
         loss = self.client_loss(batch)
         if self.lam == 0:
             return loss

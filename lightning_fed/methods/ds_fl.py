@@ -39,21 +39,21 @@ MODEL, ROUND = "model/", "round"
 
 
 class DSFL(PublicDistillation):
-    r"""Clients with different networks exchange their predictions for public examples, and all learn the sharpened mean.
+    r"""Clients with different networks exchange predictions on unlabelled public examples, and distil their sharpened mean.
 
     The server draws ``open_size`` of the public examples, :math:`o_r`, for each round. A participant trains on its own data and
     sends its probabilities :math:`p_k(d)` of each of them. The server averages and sharpens (entropy reduction, ERA),
 
     .. math:: \bar p(d) = \frac{1}{K} \sum_k p_k(d), \qquad \hat p(d) = \mathrm{softmax}(\bar p(d) / T),
 
-    and everybody learns that: each participant, and a model that the server has for itself, minimise
+    and each participant, and the server with a model of its own, minimises
     :math:`-\sum_c \hat p_c(d) \log \mathrm{softmax}(f(d))_c` over :math:`o_r`. With simple averaging (SA) the label is
-    :math:`\bar p(d)` itself. T is of probabilities, not of logits: the smaller it is, the more the largest stands out; where none
-    does, ERA makes labels *more* even.
+    :math:`\bar p(d)` itself. T divides probabilities, not logits: the smaller it is, the more the largest stands out; if none
+    does, ERA makes labels *more* uniform.
 
-    Networks stay with the clients, each drawn independently. Monitored: accuracy of the server's model on everybody's test data,
-    ``global``; the clients', after distillation, is ``after/…``. ``server/entropy_before`` and ``server/entropy_after`` are mean
-    entropies (in nats) of :math:`\bar p` and of the labels.
+    Networks stay with the clients, and each is initialized independently. Monitored: accuracy of the server's model on the test
+    data of all clients, ``global``; that of the clients' models, after distillation, is ``after/…``. ``server/entropy_before`` and
+    ``server/entropy_after`` are the mean entropies (in nats) of :math:`\bar p` and of the labels.
 
     Args:
         backbone: the clients' networks; client ``k`` gets entry ``k mod len(list)``.
@@ -61,17 +61,17 @@ class DSFL(PublicDistillation):
         server_backbone: the server's network. None: that of client 0.
         aggregation: ``ERA`` or ``SA``.
         temperature: T of ERA. The paper: 0.1.
-        open_size: public examples in a round; where there are fewer, all of them.
-        order: ``train_then_distill``, the paper's: participants distil when the server has merged, in the same round.
+        open_size: number of public examples in a round; if there are fewer, all of them.
+        order: ``train_then_distill``, the paper's: participants distil after the server has merged, in the same round.
             ``distill_then_train``: at the start of its next turn a client distils the last labels, so that a round takes
             one message each way.
         distill_epochs: epochs of distillation in a round, of clients and server.
-        distill_batch_size: public examples in a step of it.
-        distill_optimizer: how it steps, fresh in each round. None: ``optimizer``.
+        distill_batch_size: number of public examples in a distillation step.
+        distill_optimizer: of distillation, fresh in each round. None: ``optimizer``.
         **kwargs: see :class:`.FederatedModule`.
 
     Raises:
-        FederationError: for a task that is not about classes, and where there are no public data.
+        FederationError: for a task without classes, or without public data.
     """
 
     monitor_model = "global"
@@ -123,7 +123,7 @@ class DSFL(PublicDistillation):
         self.register_buffer("labels", None, persistent=False)
 
     def shared_names(self) -> set[str]:
-        """No part of a client's network travels; the server has all of its own."""
+        """Empty on a client: no part of its network travels. On the server, its whole model."""
         return self.state_dict().keys() - self.frozen_names if self.is_servers else set()
 
     def payload(self) -> State:
@@ -131,7 +131,7 @@ class DSFL(PublicDistillation):
         return self.public_predictions
 
     def load_payload(self, payload: State) -> None:
-        """Take what is to be learned, and which examples the client is to predict."""
+        """Load the labels to distil, and the indices of the examples to predict."""
         self.public_predictions, self.predict_public = {}, payload.get(EXAMPLES)
         self.labels, self.public_examples = payload.get(LABELS), payload.get(LABELLED)
         if self.labels is not None:
@@ -141,7 +141,7 @@ class DSFL(PublicDistillation):
             self.labels = self.labels.to(self.device)
 
     def public_phases(self) -> list[Phase]:
-        """Distillation, where there are labels."""
+        """Distillation, if there are labels."""
         if self.labels is None:
             return []
         optimizer = self.distill_optimizer
@@ -152,7 +152,7 @@ class DSFL(PublicDistillation):
         return self.public_phases()
 
     def distill_loss(self, batch: Any) -> Tensor:
-        """Cross entropy with the labels of numbered examples."""
+        """Cross-entropy with the labels of indexed examples."""
         x, numbers = self.unpack(batch)
         assert self.labels is not None
         assert self.public_examples is not None
@@ -164,7 +164,7 @@ class DSFL(PublicDistillation):
             self.public_predictions = {PROBABILITIES: reviewed[OUTPUTS].softmax(dim=1).to(self.dtype)}
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """A model of the server's own, drawn on the running stream, and the labels for the clients."""
+        """A server with its own model, drawn from the running random stream, and the labels for the clients."""
         own = self.for_client(replace(clients[0], id=SERVER), torch.initial_seed())
         return OpenServer(own.shared_state(), self, clients[0].num_public)
 
@@ -189,19 +189,19 @@ def entropy(probabilities: Tensor) -> float:
 
 
 class OpenServer(Server):
-    """Draws a round's open examples, averages the clients' probabilities into labels, hands these on and learns them itself.
+    """Draws a round's open examples, averages the clients' probabilities into labels, sends the labels and distils them itself.
 
     Args:
         state: its own model.
-        method: how labels are made, and learned.
-        num_public: how many public examples there are.
+        method: defines how labels are computed and distilled.
+        num_public: number of public examples.
     """
 
     def __init__(self, state: State, method: DSFL, num_public: int) -> None:
         super().__init__(state)
         self.method = method
         self.num_public = num_public
-        self.labelled = 0  # the round of which the labels are
+        self.labelled = 0  # the round of the labels
         self.examples = torch.arange(min(method.open_size, num_public), dtype=torch.int32)
         table = torch.zeros(len(self.examples), method.num_classes).to(method.dtype)
         self.labels: State = {LABELS: table, LABELLED: self.examples}
@@ -211,12 +211,12 @@ class OpenServer(Server):
         self.examples = torch.randperm(self.num_public)[: len(self.examples)].sort().values.int()
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
-        """Which examples are open, and the labels of the last ones for who distils first."""
+        """Indices of the open examples and, for clients that distil first, the last labels."""
         labels = self.labels if self.method.order == "distill_then_train" and self.labelled and self.method.distill_epochs else {}
         return Broadcast({EXAMPLES: self.examples} | labels)
 
     def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
-        """Nothing: a client's network is its own."""
+        """Empty: a client evaluates its own network."""
         return Broadcast({})
 
     def global_models(self) -> dict[str, Broadcast]:
@@ -236,7 +236,7 @@ class OpenServer(Server):
 
     @property
     def has_labels(self) -> bool:
-        """Whether there are labels of this round to be learned."""
+        """Whether there are labels of this round to distil."""
         return self.labelled == self.round and self.method.distill_epochs > 0
 
     def train_on_public(self, run_on_server: RunOnServer) -> dict[str, float]:
@@ -251,11 +251,11 @@ class OpenServer(Server):
         return row
 
     def public_training(self, client: ClientInfo) -> Broadcast | None:
-        """The labels, for who distils in the same round."""
+        """The labels, for clients that distil in the same round."""
         return Broadcast(self.labels) if self.method.order == "train_then_distill" and self.has_labels else None
 
     def state_dict(self) -> State:
-        """Its own model, and the labels that clients may still learn."""
+        """Its own model, and the labels that clients may still distil."""
         return {MODEL + name: tensor for name, tensor in self.state.items()} | self.labels | {ROUND: torch.tensor(self.labelled)}
 
     def load_state_dict(self, state: State) -> None:

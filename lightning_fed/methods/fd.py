@@ -20,28 +20,28 @@ ROUND = "round"
 
 
 class FD(ClassRowsModule):
-    r"""Clients with different networks exchange, for each label, the mean output of their networks.
+    r"""Federated distillation: clients with different networks exchange mean outputs per label and distil the others' means.
 
-    While a client trains it adds up its network's outputs :math:`p = \mathrm{softmax} f(x)` by label, over all epochs of the round,
-    and sends the mean :math:`\bar F_k[l]` for each label l that it saw. From the participants' means the server makes a teacher for
-    each client, without the client's own,
+    During training a client sums its network's outputs :math:`p = \mathrm{softmax} f(x)` by label, over all epochs of the round,
+    and sends the mean :math:`\bar F_k[l]` for each label l that it saw. From the participants' means the server computes a teacher
+    for each client, without the client's own,
 
     .. math:: G_k[l] = \frac{\sum_{j} \bar F_j[l] - \bar F_k[l]}{M_l - 1},
 
     over the :math:`M_l` clients j that sent label l; for a client that sent none, the plain mean. In the next round the client
-    minimises :math:`\mathrm{CE}(f(x), y) - \gamma \sum_c G_k[y]_c \log p_c`. Where nobody else sent the label, and in the first
-    round, the second term is left out. Networks stay with the clients, each drawn independently. Monitored: accuracy after
-    aggregation; it equals that before.
+    minimises :math:`\mathrm{CE}(f(x), y) - \gamma \sum_c G_k[y]_c \log p_c`. If no other client sent the label, and in the
+    first round, the second term is left out. Networks stay with the clients, and each is initialized independently. Monitored:
+    accuracy after aggregation; it equals that before.
 
-    The outputs are probabilities. Re-implementations average logits and take them as the target, a loss without a lower bound.
+    The outputs are probabilities. Re-implementations average logits and use them as the target, a loss without a lower bound.
 
     Args:
         backbone: the clients' networks; client ``k`` gets entry ``k mod len(list)``.
         num_classes: number of classes C; None: as many as the data have.
         gamma: weight :math:`\gamma` of the teacher's term; 0 is exactly Standalone. Searched elsewhere: {0.01, 0.1, 1}.
-        average: what the teacher's term is the mean over: the ``batch``, or its ``taught`` examples, whose label has a teacher.
-        weighting: whether each client's mean counts the same (``uniform``, the paper's), or as much as it saw ``examples`` of the
-            label.
+        average: whether the teacher's term is the mean over the ``batch``, or over its ``taught`` examples, whose label has a
+            teacher.
+        weighting: of each client's mean: ``uniform``, as in the paper, or by the number of ``examples`` of the label.
         **kwargs: see :class:`.FederatedModule`.
     """
 
@@ -64,7 +64,7 @@ class FD(ClassRowsModule):
         self.outputs, self.counts = torch.zeros(0, 0, dtype=torch.float64), torch.zeros(0).long()
 
     def build(self) -> None:
-        """The client's network, and room for its teachers :math:`G_k`, ``(C, C)``, and for what is counted."""
+        """Build the client's network and buffers for its teachers :math:`G_k`, ``(C, C)``, and for the sums and counts."""
         super().build()
         self.make_room(self.num_classes)
         self.outputs, self.counts = torch.zeros_like(self.rows, dtype=torch.float64), torch.zeros(self.num_classes).long()
@@ -75,12 +75,12 @@ class FD(ClassRowsModule):
         return pack_rows(OUTPUTS, means, self.counts > 0, self.counts)
 
     def load_payload(self, payload: State) -> None:
-        """Take the teachers, if there are any, and begin to count anew."""
+        """Load the teachers, if there are any, and reset the sums."""
         self.outputs, self.counts = torch.zeros_like(self.outputs), torch.zeros_like(self.counts)
         super().load_payload(payload)
 
     def client_loss(self, batch: Any) -> Tensor:
-        """The loss of a batch, with the teacher's term; the outputs are added up."""
+        """The loss of a batch with the teacher's term; adds the outputs to the sums."""
         x, y = self.unpack(batch)
         logits = self(x)
         self.add_outputs(logits.detach(), y)
@@ -88,19 +88,19 @@ class FD(ClassRowsModule):
         return loss + self.gamma * self.teacher_loss(logits, y) if self.gamma and self.knows_any else loss
 
     def add_outputs(self, logits: Tensor, y: Tensor) -> None:
-        """Add outputs up by label. What is there is replaced and not changed: FLOPs are counted on a copy that has it, too."""
+        """Add outputs to the sums by label. The sums are replaced, not changed in place: the copy that counts FLOPs shares them."""
         labels = one_hot(y, self.num_classes)
         self.outputs = self.outputs.to(y.device) + labels.T.double() @ logits.double().softmax(dim=1)
         self.counts = self.counts.to(y.device) + labels.sum(dim=0)
 
     def teacher_loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        r"""The teacher's term, :math:`-\sum_c G_k[y]_c \log p_c`, a mean as ``average`` says."""
+        r"""The teacher's term, :math:`-\sum_c G_k[y]_c \log p_c`, averaged as set by ``average``."""
         rows = self.rows[y]
         each = -(rows * log_softmax(logits, dim=1)).sum(dim=1)
         return each.mean() if self.average == "batch" else each.sum() / (rows.sum(dim=1) > 0).sum().clamp(min=1)
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """Keeps the mean outputs of each client, and leaves them out of its own teachers."""
+        """A server that keeps the mean outputs of each client and excludes them from its own teachers."""
         if wrong := [client for client in clients if len(client.label_counts) != self.num_classes]:
             raise FederationError(
                 f"FD needs data whose labels are the {self.num_classes} classes that are predicted, but client {wrong[0].id} "
@@ -110,22 +110,22 @@ class FD(ClassRowsModule):
 
 
 class DistillationServer(ClassRowsServer, PersonalServer):
-    """Keeps what each client sent last, and makes its teachers of what the others sent in the last round.
+    """Keeps each client's last mean outputs, and computes its teachers from those that the others sent in the last round.
 
     Args:
         like: a table of C × C outputs, in the dtype that travels.
-        weighting: whether means count the same, or by the outputs that they are of.
+        weighting: whether means count equally, or by their numbers of examples.
     """
 
     prefix = OUTPUTS
 
     def __init__(self, like: Tensor, weighting: Literal["uniform", "examples"]) -> None:
-        super().__init__({ROUND: torch.tensor(0)}, weighting)  # the last one in which anything arrived
+        super().__init__({ROUND: torch.tensor(0)}, weighting)  # the last round in which an update arrived
         self.like = like.cpu()
         self._total: tuple[Tensor, Tensor] | None = None  # of that round
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
-        """The others' mean outputs for the client's labels, as far as there are any."""
+        """The others' mean outputs for the client's labels, if there are any."""
         (total, weights), own = self.total(), self.outputs_of(client.id)
         outputs, weights = total - own[0], weights - own[1]
         labels = (weights > 0) & (torch.tensor(client.label_counts) > 0)
@@ -133,11 +133,11 @@ class DistillationServer(ClassRowsServer, PersonalServer):
         return Broadcast(pack_rows(OUTPUTS, means, labels) if labels.any() else {})
 
     def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
-        """Nothing: the client's network needs no teacher to be measured."""
+        """Empty: the client's network needs no teacher for an evaluation."""
         return Broadcast({})
 
     def state_of(self, update: ClientUpdate) -> State:
-        """The outputs, and of which round they are."""
+        """The mean outputs and their round."""
         return update.state | {ROUND: torch.tensor(self.round)}
 
     def update_clients(self, clients: Sequence[int]) -> dict[str, float]:

@@ -43,37 +43,36 @@ def default_large_optimizer(parameters: Any) -> torch.optim.Optimizer:
 
 
 class FedET(EnsembleModule):
-    r"""Small networks on the clients train a large one on the server, which learns on public data what they agree on, and a little
-    of what the others predict.
+    r"""Heterogeneous small models on the clients train a large server model by weighted consensus distillation with diversity.
 
-    A client trains its architecture's model as in FedAvg. Of each public example x the clients' models give logits :math:`s_k`, and
-    how sure each is, the variance of its logits over the classes, :math:`v_k`. The server's large model minimises
+    A client trains its architecture's model as in FedAvg. For each public example x the clients' models give logits :math:`s_k`,
+    and a confidence :math:`v_k`, the variance of these logits over the classes. The server's large model minimises
 
     .. math:: \mathrm{CE}(\bar z(x), y_s(x)) + \lambda\, \mathrm{KL}\bigl(\mathrm{softmax}(s_{div}(x)) \,\Vert\,
         \mathrm{softmax}(\bar z(x))\bigr), \qquad y_s = \arg\max \sum_k \frac{v_k}{\sum_j v_j} s_k,
 
-    where :math:`s_{div}` is the same weighted mean over those whose largest logit is not at :math:`y_s`. Where there are none there
-    is no second term. All networks have a last layer of one shape, the head. The large model starts a round with the mean of the
-    heads that were sent, and in the end each architecture's mean gets the large model's.
+    where :math:`s_{div}` is the same weighted mean over the models whose largest logit is not at :math:`y_s`. If there are none,
+    the second term is left out. All networks have a last layer of one shape, the head. The large model starts a round with the mean
+    of the received heads, and at the end each architecture's mean gets the large model's head.
 
-    Monitored: accuracy of the large model on everybody's test data, ``global``. That of each architecture is
-    ``global_<architecture>/…``, each client's on its own data ``after/…``. What the server does is measured apart, as ``server/…``.
+    Monitored: accuracy of the large model on the test data of all clients, ``global``. That of each architecture is
+    ``global_<architecture>/…``, that of each client on its own data ``after/…``. The server's costs are ``server/…``.
 
     Args:
         backbone: the clients' networks: client ``k`` has entry ``k mod len(list)``, and the server a model of each.
         num_classes: number of classes; None: as many as the data have.
         server_backbone: the large network. None: that of client 0.
         diversity: :math:`\lambda`. The paper: 0.05.
-        confidence: the variance over the classes of ``logits``, the paper's, for which larger logits are surer; or of
-            ``probabilities``. Of log-probabilities it is that of the logits: they differ by a constant.
-        average: what the second term is the mean over: the ``batch``, or its ``disagreed`` examples.
+        confidence: the variance over the classes of ``logits``, as in the paper, which grows with their scale; or of
+            ``probabilities``. (That of log-probabilities is that of the logits: they differ by a constant.)
+        average: whether the second term is the mean over the ``batch``, or over its ``disagreed`` examples.
         distill_steps: steps of the large model in each round. The paper: 128.
-        distill_batch_size: public examples in a step.
+        distill_batch_size: number of public examples in a step.
         distill_optimizer: of the large model, fresh in each round. Default: SGD, lr 5e-3, momentum 0.9.
-        **kwargs: see :class:`.EnsembleModule`. Heads are weighted as updates are, by ``weighting``.
+        **kwargs: see :class:`.EnsembleModule`. ``weighting`` applies to heads as to updates.
 
     Raises:
-        FederationError: for a task that is not about classes, for heads of different shape, and where there are no public data.
+        FederationError: for a task without classes, for heads of different shape, or without public data.
     """
 
     monitor_model = "global"
@@ -113,7 +112,7 @@ class FedET(EnsembleModule):
             self.register_buffer(name, None, persistent=False)
 
     def load_payload(self, payload: State) -> None:
-        """Take what the clients' models say of each public example."""
+        """Store the outputs of the clients' models for each public example."""
         self.labels, self.others, self.disagreed = (payload.get(name) for name in (LABELS, OTHERS, DISAGREED))
 
     def server_phases(self) -> list[Phase]:
@@ -121,7 +120,7 @@ class FedET(EnsembleModule):
         return [Phase("distill", parameters, self.student_loss, self.distill_optimizer, steps=self.distill_steps)]
 
     def student_loss(self, batch: Any) -> Tensor:
-        """Loss of a batch of numbered examples."""
+        """Loss of a batch of indexed examples."""
         x, numbers = self.unpack(batch)
         assert self.labels is not None
         logits = self(x)
@@ -136,13 +135,13 @@ class FedET(EnsembleModule):
         return loss + self.diversity * (each * there).sum() / count
 
     def head_names(self) -> tuple[str, ...]:
-        """Names of the last layer's tensors, as they travel: its weight, and its bias if it has one."""
+        """Names of the last layer's tensors in the payload: its weight, and its bias if it has one."""
         own = self.backbone.head_names()
         return tuple(f"backbone.{name}" for name, _ in self.backbone.named_parameters() if name in own)
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """The large model and a mean for each architecture. This module's own tensors are those of the first; the others are drawn
-        on the running stream.
+        """A server with the large model and a mean for each architecture. This module's own tensors are those of the first; the
+        others are drawn from the running random stream.
         """
         groups = self.groups(clients)
         modules = {place: self.drawn(place, clients) for place in (*sorted({0, *groups.values()}), SERVER)}
@@ -161,12 +160,12 @@ class FedET(EnsembleModule):
 
 @dataclass(frozen=True)
 class Consensus:
-    """What some clients' models say together of n examples.
+    """Consensus of the clients' models for n examples.
 
     Args:
         labels: :math:`y_s`, ``(n,)``.
-        others: :math:`s_{div}`, ``(n, C)``; zeros where nobody disagrees.
-        disagreed: whether anybody does, ``(n,)``.
+        others: :math:`s_{div}`, ``(n, C)``; zeros if no model disagrees.
+        disagreed: whether any model disagrees, ``(n,)``.
     """
 
     labels: Tensor
@@ -175,7 +174,7 @@ class Consensus:
 
 
 def confidence_weights(logits: Tensor, confidence: Confidence) -> Tensor:
-    r"""The weights :math:`v_k / \sum_j v_j` of K clients for each of n examples, ``(K, n)``; equal where nobody prefers any class.
+    r"""The weights :math:`v_k / \sum_j v_j` of K clients for each of n examples, ``(K, n)``; equal if all variances are 0.
 
     Args:
         logits: ``(K, n, C)``.
@@ -187,7 +186,7 @@ def confidence_weights(logits: Tensor, confidence: Confidence) -> Tensor:
 
 
 def consensus(logits: Tensor, confidence: Confidence = "logits") -> Consensus:
-    """The label that most confidence stands behind, and what those say who have another.
+    """The label of the confidence-weighted mean, and the weighted mean of the models that predict another label.
 
     Args:
         logits: of K clients, ``(K, n, C)``.
@@ -203,10 +202,10 @@ def consensus(logits: Tensor, confidence: Confidence = "logits") -> Consensus:
 
 
 class LargeServer(EnsembleServer):
-    """Averages within each architecture, and has a large model learn from all that were sent; heads go from these to it and back.
+    """Averages within each architecture and distils all received models into a large one, which exchanges heads with them.
 
     Args:
-        *args: see :class:`.EnsembleServer`; :data:`.SERVER` is the large model's number, the weighting that of the heads, too.
+        *args: see :class:`.EnsembleServer`; :data:`.SERVER` is the large model's index, and the weighting applies to heads, too.
         heads: names of each architecture's last layer, in one order.
     """
 
@@ -231,7 +230,7 @@ class LargeServer(EnsembleServer):
         return {}
 
     def train_on_public(self, run_on_server: RunOnServer) -> dict[str, float]:
-        """Let the large model learn from all that were sent, one of which is in memory at a time; then hand its head on."""
+        """Distil all received models into the large one, with one in memory at a time; then pass its head on."""
         teachers = sorted(self.round_state)
         if not teachers:
             return {}

@@ -15,33 +15,33 @@ from lightning_fed.options import NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class FedALA(WholeServerModule):
-    r"""FedAvg whose clients begin a turn with a mixture of their last model and the server's, entry by entry, which they learn.
+    r"""Adaptive local aggregation: clients start from a learned element-wise mixture of their last model and the global one.
 
     A client keeps its last model :math:`\theta_k` and a weight :math:`W_k \in [0, 1]` for each entry of the last layers. In its
-    first turn it begins with the server's model :math:`w`. In a later one the last layers begin with :math:`\hat\theta = \theta_k +
-    (w - \theta_k) \odot W_k` and all others with w:
+    first turn it starts from the server's model :math:`w`. In later turns the last layers start from :math:`\hat\theta = \theta_k +
+    (w - \theta_k) \odot W_k` and all others from w:
 
-    1. :math:`W_k \leftarrow W_k - \eta \nabla_{W} L_k(\hat\theta)`, kept in [0, 1], while all else is frozen and in eval mode; for
-       more epochs in the second turn, in which the weights begin with 1.
+    1. :math:`W_k \leftarrow W_k - \eta \nabla_{W} L_k(\hat\theta)`, kept in [0, 1], with all else frozen and in eval mode; for
+       more epochs in the second turn, in which the weights start at 1.
     2. The whole network is trained from :math:`\hat\theta`, as in FedAvg, and sent.
 
-    The server and what travels are FedAvg's; :math:`\theta_k` and :math:`W_k` stay. A client is measured with what its next turn
-    would begin with: step 1 is done for it on its training data, and thrown away (``fine_tune/flops``). Who never took part is
-    measured with w. Monitored: accuracy after aggregation of these mixtures; ``global/…`` is w.
+    The server and the payload are FedAvg's; :math:`\theta_k` and :math:`W_k` stay. A client is evaluated with the model that its
+    next turn would start from: step 1 is done on its training data, and its result discarded (``fine_tune/flops``). A client that
+    never took part is evaluated with w. Monitored: accuracy after aggregation of these mixtures; ``global/…`` is w.
 
     Args:
         backbone: the network of every client.
         num_classes: number of classes; None: as many as the data have.
-        mixed_layers: how many layers are mixed, counted from the head, a residual block being one. The authors' code: 1, which it
-            counts as two tensors.
+        mixed_layers: number of mixed layers, counted from the head; a residual block counts as one. The authors' code: 1, which
+            it counts as two tensors.
         weight_lr: :math:`\eta`. The paper: 1.
         weight_epochs: epochs of step 1. The authors' code: 1.
-        first_weight_epochs: the same in the second turn. The authors' code goes on until the last 10 losses have a standard
-            deviation below 0.1: 11 at least.
+        first_weight_epochs: the same in the second turn. The authors' code continues until the last 10 losses have a standard
+            deviation below 0.1: at least 11.
         **kwargs: see :class:`.FederatedModule`. The authors: SGD, lr 0.005, one epoch, batches of 10.
     """
 
-    flops_on_meta = False  # how a turn begins depends on how many there were
+    flops_on_meta = False  # the phases of a turn depend on the number of earlier turns
 
     turns: Tensor
     """How many the client has ended."""
@@ -68,7 +68,7 @@ class FedALA(WholeServerModule):
             )
 
     def build(self) -> None:
-        """The network, and of its last layers the last model, the one that was received, and the weights."""
+        """Build the network and, for its last layers, buffers for the last model, the received model and the weights."""
         super().build()
         names = self.backbone.last_layers(self.mixed_layers)
         own = {id(p) for name, p in self.backbone.named_parameters(remove_duplicate=False) if name in names and p.requires_grad}
@@ -78,20 +78,20 @@ class FedALA(WholeServerModule):
         self.register_buffer("turns", torch.tensor(0))
 
     def shared_names(self) -> set[str]:
-        """The network; the rest stays."""
+        """Names in the network; the rest stays."""
         return {name for name in super().shared_names() if not name.startswith(("last.", "weights.")) and name != "turns"}
 
     def recomputed_buffers(self) -> set[str]:
-        """What was received neither travels nor stays: it comes anew."""
+        """The received layers, which neither travel nor stay: each broadcast brings them anew."""
         return {f"global_layers.{name.replace('.', '/')}" for name in self.global_layers}
 
     @property
     def has_statistics(self) -> bool:
-        """Nothing of it is gathered."""
+        """False: there are no statistics to gather."""
         return False
 
     def initialized_from(self) -> dict[str, str]:
-        """The last model begins as the first one that is received."""
+        """The last model starts as the first received one."""
         return {f"last.{name.replace('.', '/')}": name for name in self.last}
 
     def initial_originals(self) -> State:
@@ -99,17 +99,17 @@ class FedALA(WholeServerModule):
         return {}
 
     def load_broadcast(self, broadcast: Broadcast) -> None:
-        """The server's model, whose last layers are mixed with those of the client's last one."""
+        """Load the server's model, and mix its last layers with those of the client's last model."""
         super().load_broadcast(broadcast)
         self.global_layers.update(self.mixed())
         self.mix()
 
     def mixed(self) -> dict[str, nn.Parameter]:
-        """The parameters that are mixed, by name."""
+        """The mixed parameters, by name."""
         return {name: parameter for name, parameter in self.named_parameters() if name in self.last}
 
     def mixture(self) -> State:
-        r""":math:`\hat\theta` of the last layers, by name. Of weight 0 and 1 it is bit for bit one of the two."""
+        r""":math:`\hat\theta` of the last layers, by name. With weight 0 or 1 it is one of the two models, bit for bit."""
         weights = {name.replace("/", "."): weight for name, weight in self.weights.items()}
         return {name: torch.lerp(last, self.global_layers[name], weights[name]) for name, last in self.last.items()}
 
@@ -121,16 +121,16 @@ class FedALA(WholeServerModule):
             parameter.copy_(mixture[name])
 
     def phases(self) -> list[Phase]:
-        """The weights, and then FedAvg's."""
+        """Learn the weights, then train as in FedAvg."""
         own = [p for name, p in self.named_parameters() if not name.startswith("weights.")]
         return [*self.weight_phases(), self.local_phase("local", own, self.client_loss)]
 
     def fine_tuning_phases(self) -> list[Phase]:
-        """The weights, and then what ``fine_tuning`` says."""
+        """Learn the weights, then fine-tune as set by ``fine_tuning``."""
         return [*self.weight_phases(), *super().fine_tuning_phases()]
 
     def weight_phases(self) -> list[Phase]:
-        """Step 1; none in the first turn, in which both models are the same."""
+        """Step 1; none in the first turn, in which both models are equal."""
         turns = int(self.turns)
         if not turns or not (epochs := self.first_weight_epochs if turns == 1 else self.weight_epochs):
             return []
@@ -141,7 +141,7 @@ class FedALA(WholeServerModule):
         return torch.optim.SGD(parameters, lr=self.weight_lr)
 
     def mixture_loss(self, batch: Any) -> Tensor:
-        """The loss of a batch as the mixture predicts it, which depends on the weights."""
+        """The mixture's loss on a batch, as a function of the weights."""
         x, y = self.unpack(batch)
         values = {name.removeprefix("backbone."): tensor for name, tensor in self.mixture().items()}
         return self.criterion(functional_call(self.backbone, values, (x,)), y)
@@ -155,6 +155,6 @@ class FedALA(WholeServerModule):
             self.mix()
 
     def after_training(self, reviewed: State) -> None:
-        """What was trained is the last model now."""
+        """Keep the trained layers as the last model."""
         self.last.update(self.mixed())
         self.turns += 1

@@ -35,18 +35,18 @@ MODEL = "model/"
 
 
 class FedAMP(FederatedModule):
-    r"""Every client has a model of its own, and is drawn towards those of clients whose models are like it.
+    r"""Attentive message passing: each client keeps a personal model, which is pulled towards those of similar clients.
 
     Together the clients minimise :math:`\sum_i L_i(w_i) + \lambda \sum_{i<j} A(\lVert w_i - w_j \rVert^2)` with
-    :math:`A(x) = 1 - e^{-x/\sigma}`. In round k the server has each client's latest parameters and makes for each participant a
+    :math:`A(x) = 1 - e^{-x/\sigma}`. In round k the server has each client's latest parameters and computes for each participant a
     cloud model
 
     .. math:: u_i = \sum_j \xi_{ij} w_j, \quad \xi_{ij} = \frac{\alpha_k}{\sigma} e^{-\lVert w_i - w_j \rVert^2 / \sigma}
         \text{ for } j \neq i, \quad \xi_{ii} = 1 - \sum_{j \neq i} \xi_{ij},
 
-    and the client, going on from its own :math:`w_i`, minimises :math:`L_i(w) + \frac{\lambda}{2 \alpha_k} \lVert w - u_i
-    \rVert^2`, and sends :math:`w_i`. All clients begin with one model. Who has sent nothing yet counts for nobody; who is absent
-    counts with what it sent last. Buffers (batch norm) stay with the client. The step size shrinks, :math:`\alpha_k = \alpha \cdot`
+    and the client continues from its own :math:`w_i`, minimises :math:`L_i(w) + \frac{\lambda}{2 \alpha_k} \lVert w - u_i
+    \rVert^2`, and sends :math:`w_i`. All clients start from one model. A client that has sent nothing yet does not count; an absent
+    one counts with its last model. Buffers (batch norm) stay with the client. The step size is :math:`\alpha_k = \alpha \cdot`
     ``alpha_decay``:sup:`⌊(k-1) / alpha_every⌋`. Monitored: accuracy after aggregation, of :math:`w_i`; it equals that before.
 
     Args:
@@ -55,20 +55,20 @@ class FedAMP(FederatedModule):
         lam: :math:`\lambda`; 0 trains each client alone.
         alpha: step size :math:`\alpha` of the first round. Default: 1e4, with its decay from experiments of the FedDecomp group.
         sigma: scale :math:`\sigma` of squared distances over all parameters; or, with ``self_weight``, of cosines.
-        alpha_decay: what :math:`\alpha` is multiplied by.
-        alpha_every: after how many rounds.
+        alpha_decay: factor by which :math:`\alpha` shrinks.
+        alpha_every: number of rounds after which it shrinks.
         self_weight: None, or HeurFedAMP with this :math:`\xi_{ii}`, where :math:`\xi_{ij} = (1 - \xi_{ii})\, e^{\sigma \cos(w_i,
-            w_j)} / \sum_{h \neq i} e^{\sigma \cos(w_i, w_h)}`; :math:`\alpha` then is of the client's term alone.
-        simplex: whether each client's weights are put on the simplex, so that none is negative. :math:`\xi_{ii}` is wherever
-            distances are small for :math:`\alpha`, and :math:`u_i` then lies beyond the others, seen from :math:`w_i`.
-        proximal: how a client's step regards the second term. ``"closed_form"``: after the optimizer's step with rate :math:`\eta`,
+            w_j)} / \sum_{h \neq i} e^{\sigma \cos(w_i, w_h)}`; :math:`\alpha` then applies to the client's term only.
+        simplex: whether each client's weights are projected onto the simplex, so that none is negative. Otherwise
+            :math:`\xi_{ii}` is negative if distances are small for :math:`\alpha`, and :math:`u_i` lies beyond the other models.
+        proximal: how a client minimises the second term. ``"closed_form"``: after the optimizer's step with rate :math:`\eta`,
             exactly, :math:`w \leftarrow (w + c\,u) / (1 + c)`, :math:`c = \eta \lambda / \alpha_k`. ``"gradient"``: as a part of
-            the loss, which diverges where c is above 2 (3.8 with momentum 0.9).
-        start: what training goes on from: the client's ``own`` model, or the ``cloud`` model, for weights that are not negative.
+            the loss, which diverges if c is above 2 (3.8 with momentum 0.9).
+        start: where training starts: from the client's ``own`` model, or, for weights that are not negative, the ``cloud`` model.
         **kwargs: see :class:`.FederatedModule`.
     """
 
-    dynamic_payload = True  # measuring takes none
+    dynamic_payload = True  # an evaluation needs no payload
 
     def __init__(
         self,
@@ -93,19 +93,19 @@ class FedAMP(FederatedModule):
         self.simplex = simplex
         self.proximal = proximal
         self.start = start
-        self.is_drawn = False  # to a cloud model; trained alone, a client has none
+        self.is_drawn = False  # towards a cloud model, which a client that trains alone does not have
 
     def build(self) -> None:
-        """The network, and room for the cloud model's parameters: at first the network's own."""
+        """Build the network and buffers for the cloud model's parameters, which start as the network's own."""
         super().build()
         self.cloud = BufferDict({name: p for name, p in self.named_parameters() if p.requires_grad}, persistent=False)
 
     def learning(self) -> dict[str, nn.Parameter]:
-        """The parameters that learn, by name."""
+        """The trainable parameters, by name."""
         return {name: p for name, p in self.named_parameters() if name in self.cloud}
 
     def shared_names(self) -> set[str]:
-        """Nothing is everybody's."""
+        """Empty: nothing is shared by all clients."""
         return set()
 
     def payload(self) -> State:
@@ -113,11 +113,11 @@ class FedAMP(FederatedModule):
         return {MODEL + name: p for name, p in self.learning().items()}
 
     def initialized_from(self) -> dict[str, str]:
-        """All clients begin with one model."""
+        """All clients start from one model."""
         return {name: MODEL + name for name in self.learning()}
 
     def load_payload(self, payload: State) -> None:
-        """Take the cloud model, if there is one: none comes where the client's own model is measured."""
+        """Load the cloud model, if there is one; there is none when the client's own model is evaluated."""
         self.is_drawn = bool(payload) and self.lam > 0
         if payload:
             check_fits(payload, self.payload(), "The payload for FedAMP")
@@ -135,46 +135,47 @@ class FedAMP(FederatedModule):
         return self.lam / self.step_size(self.rounds_before + 1)
 
     def phases(self) -> list[Phase]:
-        """FedAvg's, with the proximal term if that is a part of the loss."""
+        """FedAvg's phase, with the proximal term if that is a part of the loss."""
         penalty = self.proximal_term if self.is_drawn and self.proximal == "gradient" else None
         return [self.local_phase("local", list(self.parameters()), self.client_loss, penalty=penalty)]
 
     def proximal_term(self) -> Tensor:
-        r""":math:`\frac{\lambda}{2 \alpha_k} \lVert w - u_i \rVert^2`, over the parameters that learn."""
+        r""":math:`\frac{\lambda}{2 \alpha_k} \lVert w - u_i \rVert^2`, over the trainable parameters."""
         distance = half_squared_distance(self.learning().values(), self.cloud.values())
         return torch.as_tensor(self.strength() * distance, device=self.device)
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """The proximal step of the second term, if that is no part of the loss."""
+        """Take the proximal step of the second term, if that is not a part of the loss."""
         if self.is_drawn and self.proximal == "closed_form" and self.phase.name == "local":
             proximal_step(optimizer, {p: self.cloud[name] for name, p in self.learning().items()}, self.strength())
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """Keeps everybody's latest parameters, and mixes them."""
+        """A server that keeps and mixes the latest parameters of all clients."""
         return CloudServer(self.update_state(), self)
 
 
 class CloudServer(PersonalServer):
-    r"""Keeps the latest parameters of each client, on disk where memory is short, and makes cloud models of them when they are
-    sent: of as many participants at a time as there is room for.
+    r"""Keeps the latest parameters of each client, on disk if memory is short.
+
+    It computes cloud models when they are sent, for as many participants at a time as fit into memory.
 
     Args:
-        state: what every client begins with.
-        method: says how much clients mean to each other.
+        state: the initial model of every client.
+        method: defines the weights of the mixtures.
     """
 
     def __init__(self, state: State, method: FedAMP) -> None:
         super().__init__(state)
         self.method = method
         self._weights: Tensor | None = None  # of the cohort
-        self._ready: dict[int, State] = {}  # cloud models of some of it
+        self._ready: dict[int, State] = {}  # cloud models of a part of the cohort
 
     def on_round_start(self, round: int, cohort: Sequence[ClientInfo]) -> None:
         super().on_round_start(round, cohort)
         self._weights, self._ready = None, {}
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
-        """The client's cloud model: what all began with, as long as nobody has sent anything."""
+        """The client's cloud model; the initial model as long as no client has sent anything."""
         if next(iter(self.client_state), None) is None:
             return Broadcast(self.state)
         if client.id not in self._ready:
@@ -184,15 +185,15 @@ class CloudServer(PersonalServer):
         return Broadcast(self._ready[client.id])
 
     def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
-        """Nothing: what is measured is the client's own model."""
+        """Empty: the client's own model is evaluated."""
         return Broadcast({})
 
     def vectors(self, clients: Iterable[int]) -> Vectors:
-        """What everybody sent last, and what these clients have, in order of the clients."""
+        """The last parameters of all clients, and of these clients, in the clients' order."""
         return Vectors(self.client_state, MODEL, sorted({*self.client_state, *clients}), self.size, default=flatten(self.state))
 
     def weights(self, vectors: Vectors, clients: Sequence[int]) -> Tensor:
-        r""":math:`\xi` of some clients, a row each, in float64."""
+        r""":math:`\xi` of the given clients, one row each, in float64."""
         rows, method = [vectors.clients.index(client) for client in clients], self.method
         others = torch.tensor([client in self.client_state for client in vectors.clients]).repeat(len(rows), 1)
         others[range(len(rows)), rows] = False
@@ -201,12 +202,12 @@ class CloudServer(PersonalServer):
             weights = (method.step_size(self.round) / method.sigma * near).where(others, 0.0)
         else:
             likeness = (method.sigma * cosines(vectors, rows)).where(others, -torch.inf).softmax(dim=1)
-            weights = (1 - method.self_weight) * likeness.nan_to_num(0.0)  # of nobody: zeros
+            weights = (1 - method.self_weight) * likeness.nan_to_num(0.0)  # without other clients: zeros
         weights[range(len(rows)), rows] = 1 - weights.sum(dim=1)
         return on_simplex(weights) if method.simplex else weights
 
     def clouds(self, cohort: Sequence[int], some: slice) -> dict[int, State]:
-        """The cloud models of some of the cohort."""
+        """Cloud models of a part of the cohort."""
         vectors = self.vectors(cohort)
         if self._weights is None:
             self._weights = self.weights(vectors, cohort)
@@ -219,6 +220,6 @@ class CloudServer(PersonalServer):
         return {MODEL: flatten({name: update.state[name] for name in self.state})}
 
     def update_clients(self, clients: Sequence[int]) -> dict[str, float]:
-        """Keep what arrived; the cloud models that were made of what there was before are done with."""
+        """Store the updates and discard the cloud models made of the previous ones."""
         self._weights, self._ready = None, {}
         return super().update_clients(clients)

@@ -1,4 +1,4 @@
-"""FedAS (Yang, Huang & Ye, CVPR 2024), as its authors' code has it: https://github.com/xiyuanyang45/FedAS."""
+"""FedAS (Yang, Huang & Ye, CVPR 2024), as in its authors' code: https://github.com/xiyuanyang45/FedAS."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -18,32 +18,32 @@ FISHER = "fisher_trace"
 
 
 class FedAS(FedPer):
-    r"""FedPer whose clients first bring the new body near to their last one, and count by their Fisher information.
+    r"""FedPer with parameter alignment before local training, and client weights by Fisher information.
 
-    A client keeps its head and, for each class :math:`c`, the mean feature :math:`m_k^c` of its training data, as the network saw
-    them when its last turn ended. A turn:
+    A client keeps its head and, for each class :math:`c`, the mean feature :math:`m_k^c` of its training data under the model at
+    the end of its last turn. A turn:
 
-    1. The body :math:`\phi` that came is aligned: it learns the sum over a batch's classes of the mean of
-       :math:`(\phi(x) - m_k^{y})^2` over examples and dimensions, in eval mode, head frozen. Not in the first turn.
+    1. The received body :math:`\phi` is aligned: it minimises the sum over a batch's classes of the mean of
+       :math:`(\phi(x) - m_k^{y})^2` over examples and dimensions, in eval mode, with the head frozen. Not in the first turn.
     2. Body and head are trained together, as in FedPer.
-    3. A pass over the training data in eval mode finds the new :math:`m_k^c` and the trace :math:`t_k = \sum_b \lVert \nabla L_b
-       \rVert^2` over batches :math:`b`, of all parameters that learn; body and trace are sent.
+    3. A pass over the training data in eval mode computes the new :math:`m_k^c` and the trace :math:`t_k = \sum_b \lVert \nabla L_b
+       \rVert^2` over batches :math:`b`, of all trainable parameters; body and trace are sent.
 
-    The server averages bodies in proportion to :math:`t_k`. A batch adds about as much as another, so that :math:`t_k` grows with
-    the number of examples. A client is measured with what its next turn would begin with: step 1 is done for it on its training
-    data, and thrown away (``fine_tune/flops``). Monitored: accuracy after aggregation.
+    The server averages bodies in proportion to :math:`t_k`. Batches add similar amounts, so that :math:`t_k` grows with
+    the number of examples. A client is evaluated with the model that its next turn would start from: step 1 is done on its training
+    data, and its result discarded (``fine_tune/flops``). Monitored: accuracy after aggregation.
 
     Args:
         backbone: the network of every client.
         num_classes: number of classes; None: as many as the data have.
         alignment_lr: learning rate of step 1, by SGD. The authors' code: 0.01.
-        alignment_epochs: its length; 0: none. The authors' code: 1.
+        alignment_epochs: epochs of step 1; 0: none. The authors' code: 1.
         weighting: by the trace (``fisher``), the number of ``examples``, or ``uniform``.
         **kwargs: see :class:`.FedPer`.
     """
 
     needs_classes = "its clients keep the mean features of classes: use FedPer."
-    flops_on_meta = False  # how a turn begins depends on whether there was one
+    flops_on_meta = False  # the phases of a turn depend on whether it is the first
 
     class_means: Tensor
     """:math:`m_k^c`, ``(C, D)``; 0 where the client has no example."""
@@ -71,14 +71,14 @@ class FedAS(FedPer):
         self.by_fisher = by_fisher
 
     def build(self) -> None:
-        """The network, and room for the classes' mean features and the trace."""
+        """Build the network and buffers for the classes' mean features and the trace."""
         super().build()
         self.register_buffer("class_means", torch.zeros(self.num_classes, self.backbone.head.in_features))
         self.register_buffer("known", torch.zeros(self.num_classes, dtype=torch.bool))
         self.register_buffer("fisher_trace", torch.zeros(()), persistent=False)
 
     def shared_names(self) -> set[str]:
-        """The body."""
+        """Names in the body."""
         return super().shared_names() - {"class_means", "known"}
 
     def payload(self) -> State:
@@ -86,15 +86,15 @@ class FedAS(FedPer):
         return {FISHER: self.fisher_trace} if self.by_fisher else {}
 
     def phases(self) -> list[Phase]:
-        """The alignment, and then FedPer's."""
+        """The alignment, then FedPer's phases."""
         return [*self.alignment_phases(), *super().phases()]
 
     def fine_tuning_phases(self) -> list[Phase]:
-        """The alignment, and then what ``fine_tuning`` says."""
+        """The alignment, then fine-tuning as set by ``fine_tuning``."""
         return [*self.alignment_phases(), *super().fine_tuning_phases()]
 
     def alignment_phases(self) -> list[Phase]:
-        """Step 1; none for whom there is nothing to align with."""
+        """Step 1; none for a client without mean features."""
         if not self.alignment_epochs or not self.known.any():
             return []
         private = self.backbone.last_layers(self.private_layers)
@@ -117,7 +117,7 @@ class FedAS(FedPer):
         return torch.optim.SGD(parameters, lr=self.alignment_lr)
 
     def alignment_loss(self, batch: Any) -> Tensor:
-        """How far a batch's features are from the means of their classes, every class that is in it counting the same."""
+        """Distance of a batch's features from the means of their classes, with equal weight for each class of the batch."""
         x, y = self.unpack(batch)
         features = widened(self.backbone.encode(x))
         apart = (features - self.class_means[y]).square().mean(1) * self.known[y]
@@ -142,7 +142,7 @@ class FedAS(FedPer):
         self.fisher_trace.copy_(reviewed[FISHER])
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """FedPer's, which weights by the trace."""
+        """FedPer's server, with weights by the trace."""
         server = super().configure_server(clients)
         if self.by_fisher:
             server.combine = mean_by_fisher
@@ -150,10 +150,10 @@ class FedAS(FedPer):
 
 
 def mean_by_fisher(updates: Iterable[tuple[State, float]], state: State) -> State:
-    """The mean in proportion to the traces that came. Who sent 0 does not count; if nobody does, the state stays.
+    """The mean weighted by the received traces. A trace of 0 does not count; if none counts, the state does not change.
 
     Args:
-        updates: with weights, which are not asked.
+        updates: with weights, which are not used.
         state: the server's.
     """
     mean = WeightedMean()

@@ -4,10 +4,10 @@ from lightning_fed.core import FederatedModule
 
 
 class FedAvg(FederatedModule):
-    r"""Everybody trains the server's model, which becomes their example-weighted mean, :math:`w \leftarrow \sum_{k \in S} (n_k /
-    \sum_{j \in S} n_j) w_k`.
+    r"""Participants train the server's model, and the server averages them weighted by examples, :math:`w \leftarrow \sum_{k \in S}
+    (n_k / \sum_{j \in S} n_j) w_k`.
 
     All parameters and buffers travel, d floats down and d up; batch-norm statistics are averaged like parameters and
     ``num_batches_tracked`` takes the maximum. Monitored: accuracy after aggregation, the global model on each client's test data.
-    Before aggregation stands the locally updated model, which is a different quantity.
+    Accuracy before aggregation is that of the locally trained models, a different quantity.
     """

@@ -9,17 +9,17 @@ from lightning_fed.options import PositiveInt
 
 
 class FedAvgFT(FedAvg):
-    """FedAvg whose global model each client fine-tunes on its own training data before it is measured or exported; what comes of it
-    is thrown away, and training goes on as FedAvg's, bit for bit.
+    """FedAvg whose clients fine-tune the global model on their own training data before it is evaluated or exported.
 
+    The fine-tuned model is discarded, and training continues as FedAvg's, bit for bit.
     It is FedAvg with ``fine_tuning``, an option of every method but PF2LoRA and Per-FedAvg. Monitored: accuracy after aggregation,
-    of the fine-tuned model on each client's test data. Beside it ``global/…`` is the global model as it is, and ``before/…`` the
-    model of each participant as it was trained in the round. What fine-tuning costs is ``fine_tune/flops``, apart from training.
+    of the fine-tuned model on each client's test data. ``global/…`` is the global model without fine-tuning, ``before/…`` the
+    model that each participant trained in the round. ``fine_tune/flops`` is the cost of fine-tuning, separate from training.
 
     Args:
         backbone: the network that every client trains.
         num_classes: number of classes; None: as many as the data have.
-        fine_tuning: how; None: one epoch. With ``epochs: 0`` it is exactly FedAvg, with ``part: head`` the head alone is tuned.
+        fine_tuning: settings; None: one epoch. With ``epochs: 0`` it is exactly FedAvg, with ``part: head`` it tunes the head only.
         **kwargs: see :class:`.FederatedModule`.
     """
 

@@ -38,29 +38,29 @@ MODEL, VALUES = "model", "values"
 
 
 class FedCAC(KeepsGlobalParameters):
-    r"""What a client's data depend on is shared with clients alike, the rest with everybody.
+    r"""Parameters critical for a client's data are averaged among clients with similar critical parameters, the rest among all.
 
     A round of a client:
 
-    1. Load what the server sent, :math:`w`, and train ``epochs`` epochs; it ends at :math:`w'`.
-    2. In each tensor the share :math:`\tau` of the entries with the largest :math:`|(w' - w)\, w'|` is critical. This is about what
-       it would cost to remove them. Send :math:`w'` and the mask :math:`M_i`.
+    1. Load the server's :math:`w`, and train ``epochs`` epochs, to :math:`w'`.
+    2. In each tensor the share :math:`\tau` of the entries with the largest :math:`|(w' - w)\, w'|` is critical. This approximates
+       the loss of removing them. Send :math:`w'` and the mask :math:`M_i`.
 
     The server takes the mean W of all :math:`w'`, weighted by training examples. The overlap of two masks is :math:`O_{ij} = 1 -
     \lVert M_i - M_j \rVert_1 / 2 \lVert M_i \rVert_1`; client j is a collaborator of i if :math:`O_{ij} \ge \bar O +
-    \frac{t}{\beta} (\max O - \bar O)` in round t, mean and maximum being over all pairs, and i is one of its own. The plain mean of
-    the collaborators' :math:`w'` is the customized model :math:`W_i^c`, and :math:`M_i \circ W_i^c + (1 - M_i) \circ W` what the
-    client gets next. The threshold rises: in round :math:`\beta` those with the largest overlap alone collaborate, then nobody
-    does.
+    \frac{t}{\beta} (\max O - \bar O)` in round t, with mean and maximum over all pairs, or if j is i. The plain mean of
+    the collaborators' :math:`w'` is the customized model :math:`W_i^c`, and the client gets :math:`M_i \circ W_i^c + (1 - M_i)
+    \circ W` next. The threshold rises: in round :math:`\beta` only clients with the largest overlap collaborate, afterwards none.
 
-    All this is among the participants of a round. Who does not take part keeps the critical entries that it has, and gets the rest
-    of the current W. Buffers (batch norm) stay with the client. Monitored: accuracy after aggregation, of what the client gets.
+    All this is among the participants of a round. A client that does not take part keeps its critical entries, and gets the rest
+    of the current W. Buffers (batch norm) stay with the client. Monitored: accuracy after aggregation, of the model that the client
+    gets.
 
     Args:
         backbone: the network of every client.
         num_classes: number of classes; None: as many as the data have.
-        tau: share :math:`\tau` of entries that are critical; 0 is FedAvg. The authors' code: 0.5 for CIFAR-10, 0.4 for CIFAR-100.
-        beta: round :math:`\beta` after which nobody collaborates. The authors' code, for 300 rounds: 100 for CIFAR-10, 170 for
+        tau: share :math:`\tau` of critical entries; 0 is FedAvg. The authors' code: 0.5 for CIFAR-10, 0.4 for CIFAR-100.
+        beta: round :math:`\beta` after which no clients collaborate. The authors' code, for 300 rounds: 100 for CIFAR-10, 170 for
             CIFAR-100.
         **kwargs: see :class:`.FederatedModule`.
     """
@@ -83,20 +83,20 @@ class FedCAC(KeepsGlobalParameters):
         self.beta = beta
 
     def build(self) -> None:
-        """The network, of which nothing is critical yet."""
+        """Build the network; nothing in it is critical yet."""
         super().build()
         size = sum(p.numel() for p in self.parameters() if p.requires_grad)
         self.register_buffer("critical", torch.zeros(size, dtype=torch.bool), persistent=False)
 
     def shared_names(self) -> set[str]:
-        """The parameters."""
+        """Names of the parameters."""
         return {name for name, _ in self.named_parameters()} & super().shared_names()
 
     def payload(self) -> State:
         return {CRITICAL: pack_bits(self.critical)}
 
     def load_payload(self, payload: State) -> None:
-        """Nothing but parameters comes from the server; nothing is critical before training."""
+        """Reset the mask: the server sends parameters only, and nothing is critical before training."""
         check_fits(payload, {}, "The payload for FedCAC")
         self.critical = torch.zeros_like(self.critical)
 
@@ -108,18 +108,17 @@ class FedCAC(KeepsGlobalParameters):
             self.critical = torch.cat([mask.flatten() for mask in masks])
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """The average, and a customized model for each client."""
+        """A server that keeps the average and a customized model for each client."""
         return CollaborationServer(self.shared_state(), self.weighting, self.beta)
 
 
 def critical_entries(effect: Tensor, tau: float) -> Tensor:
     r"""The :math:`\lfloor \tau n \rfloor` entries of a tensor of n with the largest magnitudes, and those that equal the least.
 
-    Where that many hardly moved (the least is at most 1e-10), all that moved at all (more than 1e-20) are critical, as in the
-    authors' code.
+    If the least of these values is at most 1e-10, all entries above 1e-20 are critical, as in the authors' code.
 
     Args:
-        effect: of removing each entry.
+        effect: effect of removing each entry.
         tau: the share.
 
     Returns:
@@ -133,10 +132,10 @@ def critical_entries(effect: Tensor, tau: float) -> Tensor:
 
 
 def differing_entries(common: Tensor) -> Tensor:
-    r"""How many entries are critical for one and not for the other of each two clients, :math:`\lVert M_i - M_j \rVert_1`.
+    r"""Number of entries that are critical for exactly one of each two clients, :math:`\lVert M_i - M_j \rVert_1`.
 
     Args:
-        common: how many are critical for both, ``(n, n)`` integers; on the diagonal, how many are for each.
+        common: number of entries that are critical for both, ``(n, n)`` integers; on the diagonal, for each client.
     """
     sizes = common.diag()
     return sizes[:, None] + sizes - 2 * common
@@ -144,7 +143,7 @@ def differing_entries(common: Tensor) -> Tensor:
 
 def overlap_threshold(common: Tensor, progress: Fraction) -> Fraction:
     r""":math:`\bar O + p\,(\max O - \bar O)` over all ordered pairs of clients, exactly: overlaps often differ by little. Clients
-    with no critical entry, whose overlaps are not defined, are left out.
+    without critical entries, whose overlaps are undefined, are left out.
 
     Args:
         common: see :func:`differing_entries`.
@@ -161,7 +160,7 @@ def overlap_threshold(common: Tensor, progress: Fraction) -> Fraction:
 
 
 def collaborators(common: Tensor, progress: Fraction) -> Tensor:
-    """Who collaborates with whom, a row for each of n clients: booleans ``(n, n)``.
+    """Collaborators of each of n clients, one row per client: booleans ``(n, n)``.
 
     Args:
         common: see :func:`differing_entries`.
@@ -173,16 +172,16 @@ def collaborators(common: Tensor, progress: Fraction) -> Tensor:
 
 
 def mean_of_parameters(updates: Iterable[tuple[State, float]], state: State) -> State:
-    """The weighted mean of what was sent, without the masks."""
+    """The weighted mean of the updates, without the masks."""
     return mean_of_updates((({name: update[name] for name in state}, weight) for update, weight in updates), state)
 
 
 class CollaborationServer(PersonalServer):
-    """Averages what arrives; and keeps of each client's customized model what is critical for the client.
+    """Averages the updates, and keeps the critical entries of each client's customized model.
 
     Args:
         state: the initial parameters.
-        weighting: of the mean for everybody; see :class:`lightning_fed.core.server.Server`.
+        weighting: of the mean over all participants; see :class:`lightning_fed.core.server.Server`.
         beta: see :class:`FedCAC`.
     """
 
@@ -199,7 +198,7 @@ class CollaborationServer(PersonalServer):
         return Broadcast(unflatten(vector, self.state))
 
     def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
-        """What was sent, and a bit for each of its entries."""
+        """The received parameters, and a bit for each of their entries."""
         return sent.state | {CRITICAL: torch.empty(-(-self.size // 8), dtype=torch.uint8)}
 
     def state_of(self, update: ClientUpdate) -> State:
@@ -207,7 +206,7 @@ class CollaborationServer(PersonalServer):
         return {MODEL: flatten({name: update.state[name] for name in self.state}), CRITICAL: update.state[CRITICAL]}
 
     def update_clients(self, clients: Sequence[int]) -> dict[str, float]:
-        """Keep what is critical of the customized models; returns ``server/collaborators``, how many others a client has."""
+        """Keep the critical entries of the customized models; returns ``server/collaborators``, their mean number per client."""
         together = collaborators(common_bits(self.round_state, CRITICAL, clients), Fraction(self.round, self.beta))
         vectors = Vectors(self.round_state, MODEL, clients, self.size)
         models = each_mixture(vectors, together.double() / together.sum(dim=1, keepdim=True), flatten(self.state).dtype)

@@ -24,39 +24,38 @@ def default_student_optimizer(parameters: Any) -> torch.optim.Optimizer:
 
 
 class FedDF(EnsembleModule):
-    r"""FedAvg among clients of one architecture, after which each architecture's model is distilled on public data from all
-    clients' models.
+    r"""Ensemble distillation: FedAvg within each architecture, then each average is distilled from all clients' models.
 
     A client trains its architecture's model as in FedAvg. The server averages the updates of each architecture, and then, for each,
     takes the average as the student and minimises
 
     .. math:: \mathrm{KL}\bigl(\mathrm{softmax}(\tfrac{1}{K} \textstyle\sum_k z_k(d)) \,\Vert\, \mathrm{softmax}(z_s(d))\bigr)
 
-    over batches d of the public data, :math:`z_k` being the logits of the K models that clients sent, of whatever architecture, in
-    eval mode. The labels of the public data are nobody's. Where clients hold out validation data, the student that is best on all
-    of them is kept, and training stops where it gets no better.
+    over batches d of the public data, with the logits :math:`z_k` of the K received models, of any architecture, in
+    eval mode. The labels of the public data are not used. If clients hold out validation data, the student that is best on all
+    of them is kept, and training stops when it no longer improves.
 
-    Each architecture's model is measured on everybody's test data, as ``global_<architecture>/…``, and each client's on its own, as
-    ``after/…``. Monitored: accuracy of the latter; with one architecture that of the one model, ``global``. What the server does is
-    measured apart, as ``server/…``.
+    ``global_<architecture>/…`` is each architecture's model on the test data of all clients, ``after/…`` each client's model on its
+    own. Monitored: accuracy of the latter; with one architecture that of the one model, ``global``. The server's costs are
+    ``server/…``.
 
     Args:
         backbone: the clients' networks: client ``k`` has entry ``k mod len(list)``, and the server a model of each.
         num_classes: number of classes; None: as many as the data have.
         distill_steps: steps of each student in each round; 0 is FedAvg for each architecture. The authors: 10,000.
-        distill_batch_size: public examples in a step. The authors: 128.
+        distill_batch_size: number of public examples in a step. The authors: 128.
         distill_optimizer: of a student, fresh in each round; its rate falls to 0 along a cosine. Default: Adam, lr 1e-3.
         distill_clip: largest gradient norm of a student's step; the authors: 5. None does not clip.
-        temperature: what all logits are divided by; there is no factor that makes up for it. The authors: 1.
+        temperature: divisor of all logits; no factor compensates for it. The authors: 1.
         distill_loss: ``avg_logits``: as above. ``avg_losses``: the mean over the teachers of each one's divergence.
-        validate_every: after how many steps a student is validated. The authors: 100.
-        patience: after how many steps that made it no better a student is done. The authors: 1,000. None: after all of them.
-        drop_worst: whether teachers that know little are left out: those whose accuracy on all validation data is below 1.2 times
-            that of chance. If nobody is left, the averages stay as they are.
+        validate_every: number of steps between validations of a student. The authors: 100.
+        patience: number of steps without improvement after which a student stops. The authors: 1,000. None: it takes all steps.
+        drop_worst: whether to leave out weak teachers: those whose accuracy on all validation data is below 1.2 times
+            that of chance. If none is left, the averages do not change.
         **kwargs: see :class:`.EnsembleModule`. The authors: 40 ``epochs`` with SGD, lr 0.1.
 
     Raises:
-        FederationError: for a task that is not about classes, and where there are no public data.
+        FederationError: for a task without classes, or without public data.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class FedDF(EnsembleModule):
         self.register_buffer("targets", None, persistent=False)
 
     def load_payload(self, payload: State) -> None:
-        """Take the teachers' outputs for each public example, ``(M, …)``."""
+        """Store the teachers' outputs for each public example, ``(M, …)``."""
         self.targets = payload.get(f"{TARGETS}{self.distill_loss}")
 
     def server_phases(self) -> list[Phase]:
@@ -107,7 +106,7 @@ class FedDF(EnsembleModule):
         ]
 
     def student_loss(self, batch: Any) -> Tensor:
-        """How far a student is from its teachers on a batch of numbered examples."""
+        """Divergence of a student from its teachers on a batch of indexed examples."""
         x, numbers = self.unpack(batch)
         assert self.targets is not None
         teacher, logits = widened(self.targets[numbers]), self(x) / self.temperature
@@ -117,8 +116,8 @@ class FedDF(EnsembleModule):
         return cross_entropy(logits, teacher[:, :-1]) + teacher[:, -1].mean()
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """A mean and a student for each architecture. This module's own tensors are those of the first; the others are drawn on the
-        running stream.
+        """A server with a mean and a student for each architecture. This module's own tensors are those of the first; the others
+        are drawn from the running random stream.
         """
         groups = self.groups(clients)
         states = {place: self.drawn(place, clients).shared_state() for place in sorted({0, *groups.values()})}
@@ -127,8 +126,8 @@ class FedDF(EnsembleModule):
 
 
 def teacher_outputs(logits: Tensor, loss: DistillLoss, temperature: float) -> Tensor:
-    r"""What of one teacher's logits ``(M, C)`` is averaged over the teachers: themselves, divided by T; or probabilities, with
-    :math:`\sum_c p_c \log p_c` as one more column.
+    r"""The values of one teacher that are averaged over the teachers: its logits ``(M, C)`` divided by T; or its probabilities,
+    with :math:`\sum_c p_c \log p_c` as one more column.
     """
     scaled = logits / temperature
     if loss == "avg_logits":
@@ -138,12 +137,12 @@ def teacher_outputs(logits: Tensor, loss: DistillLoss, temperature: float) -> Te
 
 
 class DistillingServer(EnsembleServer):
-    """Averages within each architecture, then lets each average learn from the mean output of all models that were sent."""
+    """Averages within each architecture, then distils the mean output of all received models into each average."""
 
     method: FedDF
 
     def train_on_public(self, run_on_server: RunOnServer) -> dict[str, float]:
-        """Let the averages learn: one teacher is in memory at a time, and the table of their mean."""
+        """Distil the teachers into the averages, with one teacher and the table of their mean in memory at a time."""
         if not self.method.distill_steps:
             return {}
         teachers = self._teachers(run_on_server)
@@ -159,7 +158,7 @@ class DistillingServer(EnsembleServer):
         return row
 
     def _teachers(self, run_on_server: RunOnServer) -> list[int]:
-        """Who teaches."""
+        """Models that act as teachers."""
         sent = sorted(self.round_state)
         if not self.method.drop_worst:
             return sent

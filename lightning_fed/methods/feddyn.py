@@ -15,9 +15,9 @@ from lightning_fed.options import PositiveFloat, PositiveInt
 
 
 class FedDyn(WholeServerModule, KeepsGlobalParameters):
-    r"""One model, for which each client changes its own objective so that where all agree everybody's optimum is there.
+    r"""Dynamic regularization: each client modifies its objective in every round, so that the optima of clients and server align.
 
-    The server has the model :math:`w` and :math:`h`, a client :math:`g_k`, its gradient where it last was; both begin at zero. A
+    The server has the model :math:`w` and :math:`h`, a client :math:`g_k`, its gradient at its last model; both start at zero. A
     round:
 
     1. A client minimises :math:`L_k(\theta) - \langle g_k, \theta \rangle + \frac{\alpha}{2} \lVert \theta - w \rVert^2` from
@@ -27,11 +27,10 @@ class FedDyn(WholeServerModule, KeepsGlobalParameters):
        that may take part, so that it is always the mean of all :math:`g_k`; then :math:`w \leftarrow \bar\theta - h / \alpha` with
        the participants' mean :math:`\bar\theta`.
 
-    What travels is FedAvg's. Buffers (batch norm) are averaged and have no :math:`g`. The logged loss is without the two terms,
-    which are ``train/local_penalty``. With ``compression`` of what clients send, :math:`h` is no longer the mean of the
-    :math:`g_k`, which are of what was trained. Monitored: accuracy after aggregation, of :math:`w` itself; the authors' code
-    reports means of the :math:`\theta_k`, and divides :math:`\alpha` by the client's share of the examples, which the paper does
-    not.
+    The payload is FedAvg's. Buffers (batch norm) are averaged and have no :math:`g`. The logged loss does not include the two
+    terms, which are ``train/local_penalty``. With ``compression`` of updates, :math:`h` is no longer the mean of the
+    :math:`g_k`, which clients compute before compression. Monitored: accuracy after aggregation, of :math:`w` itself. Unlike the
+    paper, the authors' code reports means of the :math:`\theta_k`, and divides :math:`\alpha` by the client's share of examples.
 
     Args:
         backbone: the network that every client trains.
@@ -58,38 +57,38 @@ class FedDyn(WholeServerModule, KeepsGlobalParameters):
         self.own_gradient = BufferDict({name: torch.zeros_like(p) for name, p in self.named_parameters() if p.requires_grad})
 
     def shared_names(self) -> set[str]:
-        """The network; the client's :math:`g_k` stays."""
+        """Names in the network; the client's :math:`g_k` stays."""
         return {name for name in super().shared_names() if not name.startswith("own_gradient.")}
 
     def phases(self) -> list[Phase]:
-        """FedAvg's, with a penalty."""
+        """FedAvg's phase, with a penalty."""
         return [self.local_phase("local", list(self.parameters()), self.client_loss, penalty=self.dynamic_penalty)]
 
     def dynamic_penalty(self) -> Tensor:
-        """What is added to the loss."""
+        """The two terms that are added to the loss."""
         own = self.learning()
         linear = torch.stack([(self.own_gradient[name] * p).sum() for name, p in own.items()]).sum()
         return self.alpha * half_squared_distance(own.values(), self.global_parameters.values()) - linear
 
     @torch.no_grad()
     def after_training(self, reviewed: State) -> None:
-        """Find the new :math:`g_k`. Who took no step is where it began."""
+        """Compute the new :math:`g_k`; without a step it does not change."""
         if any(phase.epochs or phase.steps for phase in self.phases()):
             for name, parameter in self.learning().items():
                 self.own_gradient[name].sub_(parameter - self.global_parameters[name], alpha=self.alpha)
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """Averages models with equal weights, and goes on from there by what is known of everybody's gradients."""
+        """A server that averages models with equal weights and takes the step by :math:`h`."""
         update = DynamicUpdate(dict(self.server_parameters()), sum(client.takes_part for client in clients), self.alpha)
         return Server(self.update_state(), self.weighting, holds_model=True, update=update)
 
 
 class DynamicUpdate(ServerUpdate):
-    r""":math:`h`, and the step beyond the mean.
+    r"""Keeps :math:`h` and takes the step beyond the mean.
 
     Args:
         parameters: the initial ones, by name.
-        num_clients: N, how many may take part.
+        num_clients: N, the number of clients that may take part.
         alpha: :math:`\alpha`.
     """
 
@@ -99,7 +98,7 @@ class DynamicUpdate(ServerUpdate):
         self.alpha = alpha
 
     def __call__(self, state: State, combined: State, clients: int) -> State:
-        """Buffers are the mean."""
+        """Update :math:`h` and step; buffers take the mean."""
         share = self.alpha * clients / self.num_clients
         self.h = {name: h - share * (combined[name] - state[name]) for name, h in self.h.items()}
         return combined | {name: combined[name] - h / self.alpha for name, h in self.h.items()}

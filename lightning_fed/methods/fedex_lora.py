@@ -9,41 +9,41 @@ from lightning_fed.nn.low_rank_sums import averaging_error
 
 
 class FedExLoRA(ExactLoRA):
-    r"""HOMLoRA, and what the mean of the factors lacks goes into the frozen matrices.
+    r"""Exact aggregation of LoRA: HOMLoRA, with the residual error of averaging the factors added to the frozen matrices.
 
-    The server averages A and B, with equal weights, and moves each adapted matrix by the error that this makes,
-    :math:`W \leftarrow W + s (\sum_k p_k B_k A_k - \bar B \bar A)`, so that everybody goes on from the exact mean of what was
-    learned. With one client, or where all have the same A, there is no such error, and it is HOMLoRA, bit for bit.
+    The server averages A and B, with equal weights, and moves each adapted matrix by the error of this average,
+    :math:`W \leftarrow W + s (\sum_k p_k B_k A_k - \bar B \bar A)`, so that all clients continue from the exact mean of the
+    products. With one client, or if all have the same A, there is no such error, and it is HOMLoRA, bit for bit.
 
-    The error of a round has rank :math:`(K - 1) r` with K participants. It is computed, sent and stored as factors; those of all
-    rounds are in every broadcast, for who joins late, until the matrix itself is fewer numbers. Moments stay with the client: the
-    factors are HOMLoRA's. Clients of different ``ranks`` start from the first ranks of the mean, as HETLoRA's do.
+    The error of a round has rank :math:`(K - 1) r` with K participants. It is computed, sent and stored as factors. Every broadcast
+    has those of all rounds, for clients that join late, until the matrix itself has fewer values. Moments stay with the client: the
+    factors are HOMLoRA's. Clients of different ``ranks`` start from the first ranks of the mean, as in HETLoRA.
 
     Monitored: accuracy after aggregation. Arguments as in :class:`.ExactLoRA`. The paper: 3 clients, AdamW with lr 1e-3, r 4,
     ``lora_alpha`` 8, query and value.
     """
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """Averages, and keeps what the means lack."""
+        """A server that averages and keeps the errors of the means."""
         combine = MeanAndError(self.matrices)
         return ExactServer(self.shared_state(), self.matrices, self.rank_of(clients), self.weighting, combine)
 
 
 @dataclass(frozen=True)
 class MeanAndError:
-    r"""A ``combine``: all is averaged, and what :math:`\bar B \bar A` lacks is added to the changes.
+    r"""A ``combine`` that averages everything and adds the error of :math:`\bar B \bar A` to the changes.
 
     Args:
-        matrices: what is adapted.
+        matrices: the adapted matrices.
     """
 
     matrices: Matrices
 
     def __call__(self, updates: Iterable[tuple[State, float]], state: State) -> State:
-        """The new state; empty if no update comes."""
+        """The new state; empty without updates."""
         mean, came, weights = WeightedMean(), [], []
         for update, weight in updates:
-            came.append(self.matrices.of_largest(update))  # at one scale, or the means would not be of what acts
+            came.append(self.matrices.of_largest(update))  # at one scale: otherwise the means are not of the scaled products
             weights.append(weight)
             mean.add(came[-1], weight)
         merged, scaling = mean.result(), self.matrices.scaling(self.matrices.rank)

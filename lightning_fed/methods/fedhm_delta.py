@@ -1,4 +1,4 @@
-"""FedHM (Yao et al. 2021, https://arxiv.org/abs/2111.14655) that averages what clients learned instead of what they hold."""
+"""FedHM (Yao et al. 2021, https://arxiv.org/abs/2111.14655) that averages the clients' changes instead of their networks."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -10,15 +10,15 @@ from lightning_fed.methods.fedhm import FedHM, FedHMServer
 
 
 class AddsChanges(FedHMServer):
-    """A FedHM server that adds the mean of what clients changed to what it has.
+    """A FedHM server that adds the mean of the clients' changes to its model.
 
-    What a client was sent is not kept until it comes back: in a round it is the same for all clients of a size.
+    It does not store what it sent to each client: in a round all clients of one size get the same version.
     """
 
     def embed(self, update: ClientUpdate) -> State:
-        r"""How far the client moved its part of the whole, in float64.
+        r"""The client's change of its part of the whole, in float64.
 
-        Of two factors it is :math:`U V^\top - U_0 V_0^\top = U (V - V_0)^\top + (U - U_0) V_0^\top`: exactly zero where nothing
+        Of two factors it is :math:`U V^\top - U_0 V_0^\top = U (V - V_0)^\top + (U - U_0) V_0^\top`: exactly zero if nothing
         changed, and without subtracting two large products from each other.
         """
         start = {name: tensor.double() for name, tensor in self.version(self.model_size[update.client]).items()}
@@ -35,7 +35,7 @@ class AddsChanges(FedHMServer):
         return {name: torch.zeros_like(tensor) for name, tensor in self.state.items()}
 
     def merge(self, updates: Iterable[ClientUpdate], whole: State) -> State:
-        """The whole and the mean change of each entry; none where nobody covers it."""
+        """Add to the whole the mean change of each entry; entries that no client covers do not change."""
         none = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in whole.items()}
         changes = super().merge(updates, none)
         return {name: (tensor.double() + changes[name]).to(tensor.dtype) for name, tensor in whole.items()}
@@ -46,18 +46,18 @@ class FedHMDeltaServer(AddsChanges, FedHMServer):
 
 
 class FedHMDelta(FedHM):
-    r"""FedHM whose server adds up changes: an extension of ours, not the paper's method.
+    r"""FedHM whose server averages the clients' changes: our extension, not the paper's method.
 
-    FedHM takes the mean of recovered networks, and with it of what truncation took from them: each round erodes what lies behind
-    the ranks of most clients, whatever was learned. Here the server moves by what participants changed, from what they were sent,
-    :math:`h_p^0`, to what they sent back, :math:`h_p`:
+    FedHM averages the recovered networks, including what truncation removed from them: each round erodes what lies beyond
+    the ranks of most clients, whatever was learned. Here the server adds the participants' changes, from the version that they were
+    sent, :math:`h_p^0`, to the one that they sent back, :math:`h_p`:
 
     .. math:: w \leftarrow w + \sum_p \alpha_p \left(\mathrm{recover}(h_p) - \mathrm{recover}(h_p^0)\right)
 
-    A round in which nobody learns changes nothing, at any mix of ranks. With full-size clients alone it is FedAvg with equal
-    weights, as FedHM is. A client of rank r moves a layer by a matrix of rank 2r at most. Nothing else differs: what travels, what
-    clients do, the weights :math:`\alpha`, static batch norm and the masked loss are FedHM's, and so are the arguments; ``anchor``
-    here is one more participant who changed nothing, and shortens the step.
+    A round without any learning changes nothing, at any mix of ranks. With full-size clients alone it is FedAvg with equal
+    weights, as FedHM is. A client of rank r moves a layer by a matrix of rank 2r at most. Everything else is FedHM's: what travels,
+    what clients do, the weights :math:`\alpha`, static batch norm, the masked loss, and the arguments. ``anchor``
+    here adds one more participant without a change, which shortens the step.
     """
 
     server_class = FedHMDeltaServer

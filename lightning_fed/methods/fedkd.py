@@ -30,12 +30,12 @@ class FedKD(MutualLearningModule):
     .. math:: L_t = \mathrm{CE}_t + \frac{\mathrm{KL}(p_s \Vert p_t)}{a} + H, \quad
         L_s = \mathrm{CE}_s + \frac{\mathrm{KL}(p_t \Vert p_s)}{a} + H, \quad H = \frac{\mathrm{MSE}(h_t, W h_s)}{a},
 
-    each for its own network, with the other one's probabilities, and a, as constants: bad networks distil little. h is
+    each for its own network, with the other one's probabilities, and a, as constants: poor networks distil little. h is
     the input of the head, W a private matrix, which learns from H once.
 
-    A client sends how the mentee has changed in its turn; the server sends how it has changed by their mean, everybody counting the
-    same. Of each matrix that many leading singular values travel as hold a share e of its energy, with e growing from round to
-    round; where this is not less than the matrix, the matrix. Who has missed a round, or takes part for the first time, gets the
+    A client sends the change of its mentee in a turn; the server sends the mean of the changes, with equal weights. Each matrix
+    travels as the leading singular values and vectors that hold a share e of its energy, with e growing from round to round, or
+    in full if that is not larger. A client that has missed a round, or takes part for the first time, gets the
     whole mentee. A client predicts with its mentor. Monitored: accuracy after aggregation (it equals that before).
 
     Args:
@@ -44,12 +44,12 @@ class FedKD(MutualLearningModule):
         mentee: the shared network; None: the first of ``backbone``. pFedLoRA's paper: the smallest, CNN-5.
         energy_start: e before the first round; the authors' code: 0.95.
         energy_end: e from round ``energy_rounds`` on; the authors' code: 0.98.
-        energy_rounds: over how many rounds e grows: those of the federation. (It is not taken from there, so that a run can be
-            continued for longer.)
+        energy_rounds: number of rounds over which e grows: set it to the rounds of the federation. (It is not taken from there, so
+            that a run can be continued for longer.)
         distillation: weight of the KL terms; the paper: 1.
         hidden: weight of H; the paper: 1. With 0 there is no W.
-        detach: whether each network learns from its own loss alone, as above. If not, :math:`L_t + L_s` is minimised as it is
-            written, through a and through both networks' probabilities, and with H twice, as in the authors' code.
+        detach: whether each network learns from its own loss only, as above. If not, :math:`L_t + L_s` is minimised as written,
+            through a and through both networks' probabilities, and with H twice, as in the authors' code.
         mentee_optimizer: of the mentee. Default: the same as ``optimizer``.
         projection_optimizer: of W. Default: the same as ``optimizer``.
         **kwargs: see :class:`.FederatedModule`; ``optimizer`` is the mentor's.
@@ -88,30 +88,30 @@ class FedKD(MutualLearningModule):
         self._change: State = {}
 
     def build(self) -> None:
-        """Mentor, mentee and, drawn after them, W."""
+        """Build mentor, mentee and, drawn after them, W."""
         super().build()
         self.projection: nn.Linear | None = None
         if self.hidden > 0:
             self.projection = nn.Linear(self.shared.head.in_features, self.backbone.head.in_features, bias=False)
         frozen = self.find_frozen()
         mentee = {name: tensor for name, tensor in self.shared.state_dict().items() if f"{SHARED}{name}" not in frozen}
-        self.before = BufferDict(mentee, persistent=False)  # the mentee as the turn began with it
+        self.before = BufferDict(mentee, persistent=False)  # the mentee at the start of the turn
 
     def learned(self) -> State:
-        """The mentee but for what is frozen in it."""
+        """The mentee without its frozen tensors."""
         own = self.shared.state_dict()
         return {name: own[name] for name in self.before}
 
     def shared_names(self) -> set[str]:
-        """Nothing travels as it is. The mentee, as everybody has it, stays with the client: changes are changes of it."""
+        """Empty: only changes of the mentee travel. The common mentee that they are added to stays with the client."""
         return set()
 
     def payload(self) -> State:
-        """What has changed in the mentee; nothing before the client has trained."""
+        """The change of the mentee; empty before the client has trained."""
         return self._change
 
     def load_payload(self, payload: State) -> None:
-        """Take the whole mentee, or what has changed in the one that the client has."""
+        """Load the whole mentee, or add a change to the client's one."""
         own = self.learned()
         received = {name.removeprefix(MENTEE).removeprefix(CHANGE): tensor for name, tensor in payload.items()}
         changes = any(name.startswith(CHANGE) for name in payload)
@@ -122,7 +122,7 @@ class FedKD(MutualLearningModule):
         self._change = {}
 
     def after_training(self, reviewed: State) -> None:
-        """Find out what has changed in the mentee. What the client keeps is the mentee that everybody has."""
+        """Compute the change of the mentee, and reset the client's copy to the common mentee."""
         before = dict(self.before.items())
         change = {name: t - before[name] if t.is_floating_point() else t.clone() for name, t in self.learned().items()}
         sent = compressed(change, self.energy(self.rounds_before + 1))
@@ -134,11 +134,11 @@ class FedKD(MutualLearningModule):
         return super().export_state() if private else {name: t for name, t in self.state_dict().items() if name.startswith(SHARED)}
 
     def shares(self) -> list[Share]:
-        """W has an optimizer of its own, too."""
+        """The two networks, and W with its own optimizer."""
         return super().shares() + ([(self.projection_optimizer, list(self.projection.parameters()))] if self.projection else [])
 
     def client_loss(self, batch: Any) -> Tensor:
-        """What both networks minimise on a batch, added up; see the class. What has no weight is left out."""
+        """Sum of both networks' losses on a batch; see the class. Terms with weight 0 are left out."""
         x, y = self.unpack(batch)
         (h_t, mentor), (h_s, mentee) = self.both(lambda network: self.hidden_and_logits(network, x))
         loss = own = self.criterion(mentor, y) + self.criterion(mentee, y)
@@ -152,7 +152,7 @@ class FedKD(MutualLearningModule):
         return loss
 
     def hidden_and_logits(self, network: Backbone, x: Any) -> tuple[Tensor | None, Tensor]:
-        """Input ``(B, D)`` of a network's head, if there is use for it, and logits ``(B, C)``."""
+        """Input ``(B, D)`` of a network's head, if it is needed, and logits ``(B, C)``."""
         return (None, network(x)) if self.projection is None else network.encode_and_classify(x)
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
@@ -161,25 +161,25 @@ class FedKD(MutualLearningModule):
 
 
 class MenteeServer(Server):
-    """Holds the mentee, and who has which version of it.
+    """Holds the mentee, and the version of it that each client has.
 
     Args:
         state: the initial mentee, under its names on the wire.
         clients: ids of all clients.
-        energy: the share of the energy that is sent, by round.
+        energy: the share of the energy to send, by round.
     """
 
     def __init__(self, state: State, clients: Sequence[int], energy: Callable[[int], float]) -> None:
         super().__init__(state, "uniform")
         self.energy = energy
-        self.version = 0  # how many changes were merged
-        self.merged = 0  # the round of the last one
+        self.version = 0  # number of merged changes
+        self.merged = 0  # the round of the last merge
         self.holds = dict.fromkeys(clients, -1)  # the version that each client keeps
         self.mean = {name.removeprefix(MENTEE): torch.zeros_like(tensor) for name, tensor in state.items()}
-        self._change: State | None = None  # the mean as it is sent
+        self._change: State | None = None  # the mean change, in the form that is sent
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
-        """What has changed last, to who has the version before; else the mentee."""
+        """The last change, to a client that has the version before it; otherwise the whole mentee."""
         if self.holds[client.id] != self.version - 1 or self.version == 0:
             return self.evaluation_broadcast(client)
         return Broadcast({f"{CHANGE}{name}": tensor for name, tensor in self.change().items()})
@@ -188,13 +188,13 @@ class MenteeServer(Server):
         return Broadcast(self.state)
 
     def change(self) -> State:
-        """The mean of the last changes, as it is sent."""
+        """The mean of the last changes, in the form that is sent."""
         if self._change is None:
             self._change = compressed(self.mean, self.energy(self.merged))
         return self._change
 
     def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
-        """Changes of all tensors, as they are or as factors of any rank."""
+        """Changes of all tensors, in full or as factors of any rank."""
         came = {name.removeprefix(CHANGE): tensor for name, tensor in update.state.items()}
         return {f"{CHANGE}{name}": tensor for name, tensor in compressed_shapes(came, self.mean).items()}
 
@@ -215,13 +215,13 @@ class MenteeServer(Server):
         return {"server/energy": self.energy(self.round)}
 
     def state_dict(self) -> State:
-        """The mentee, the mean that it last changed by, and who has what."""
+        """The mentee, its last change, and each client's version."""
         means = {f"{CHANGE}{name}": tensor for name, tensor in self.mean.items()}
         counts = {"version": self.version, "merged": self.merged, "holds": list(self.holds.values())}
         return self.state | means | {name: torch.tensor(value) for name, value in counts.items()}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from :meth:`state_dict`. Raises :class:`FederationError` if clients hold versions that there are not."""
+        """Continue from :meth:`state_dict`. Raises :class:`FederationError` if clients hold versions that do not exist."""
         version, holds = int(state["version"]), state["holds"].tolist()
         require(min(holds) >= -1 and max(holds) < version, f"Clients held changes {holds[:20]}, of which there were {version}.")
         self.state = {name: state[name] for name in self.state}
@@ -240,5 +240,5 @@ def energy_in_round(round: int, start: float, end: float, rounds: int) -> float:
 
 
 def changed(state: State, change: State) -> State:
-    """A state and what is added to it; counters are replaced."""
+    """Add a change to a state; counters are replaced."""
     return {name: t + change[name] if t.is_floating_point() else change[name].clone() for name, t in state.items()}

@@ -19,34 +19,34 @@ STEPS = "steps"
 
 
 class FedNova(FedProx):
-    r"""FedAvg that does not let clients which take more steps pull harder: changes are averaged per step.
+    r"""Normalized averaging: clients' changes are divided by their numbers of local steps before they are averaged.
 
-    Client :math:`k` takes :math:`\tau_k` steps of SGD from :math:`w` to :math:`\theta_k`, whose gradients weigh
-    :math:`\lVert a_k \rVert_1` together. The server steps by the mean of the normalized changes,
+    Client :math:`k` takes :math:`\tau_k` steps of SGD from :math:`w` to :math:`\theta_k`, whose gradients have the total weight
+    :math:`\lVert a_k \rVert_1`. The server steps by the mean of the normalized changes,
 
     .. math:: w \leftarrow w - \tau_\mathrm{eff} \sum_{k \in S} p_k \frac{w - \theta_k}{\lVert a_k \rVert_1}, \qquad
         \tau_\mathrm{eff} = \sum_{k \in S} p_k \lVert a_k \rVert_1, \qquad p_k = n_k / \sum_{j \in S} n_j.
 
     :math:`\lVert a \rVert_1` is :math:`\tau` for plain SGD, :math:`(\tau - \rho (1 - \rho^\tau) / (1 - \rho)) / (1 - \rho)` with
-    momentum :math:`\rho`, whose buffer is empty at the beginning of a turn, and :math:`(1 - (1 - \eta\mu)^\tau) / (\eta\mu)` with a
+    momentum :math:`\rho`, whose buffer is empty at the start of a turn, and :math:`(1 - (1 - \eta\mu)^\tau) / (\eta\mu)` with a
     proximal term (:class:`.FedProx`) and the rate :math:`\eta`. If it is the same for all, this is FedAvg bit for bit. Buffers are
     averaged as in FedAvg. With a proximal term the authors' code has :math:`\tau_\mathrm{eff} = \sum_k p_k \tau_k`.
 
-    What travels is FedAvg's, and the number of steps. A ``server_optimizer`` takes the step above for the mean that it steps to.
+    The payload is FedAvg's and the number of steps. A ``server_optimizer`` uses the result of the step above in place of the mean.
     Monitored: accuracy after aggregation.
 
     Args:
         backbone: the network that every client trains.
         num_classes: number of classes; None: as many as the data have.
-        mu: weight of the proximal term; 0: there is none.
+        mu: weight of the proximal term; 0: no term.
         **kwargs: see :class:`.FederatedModule`. ``optimizer`` is SGD, with momentum or ``mu`` but not both. Flower's baseline: lr
             0.02, momentum 0.9, weight decay 1e-4, and 2 or 2 to 5 ``epochs``.
 
     Raises:
-        FederationError: for clients whose steps have other weights than these.
+        FederationError: for optimizers whose steps have other weights than these.
     """
 
-    scales_gradients = False  # a step that is skipped when scaled gradients overflow would be counted
+    scales_gradients = False  # steps that are skipped when scaled gradients overflow would be counted
 
     def __init__(
         self, backbone: Backbones, num_classes: PositiveInt | None = None, mu: NonNegativeFloat = 0.0, **kwargs: Any
@@ -56,7 +56,7 @@ class FedNova(FedProx):
         self.steps_taken = 0  # since the broadcast
 
     def _weights_of_steps(self) -> tuple[float, bool, float]:
-        """The momentum, whether it is Nesterov's, and ημ. Refuses what :func:`total_weight` does not know."""
+        """The momentum, whether it is Nesterov's, and ημ. Refuses settings that :func:`total_weight` does not cover."""
         made = self.optimizer([nn.Parameter(torch.zeros(1))])
         group = made.param_groups[0]
         wrong = [type(made).__name__] if type(made) is not torch.optim.SGD else []
@@ -84,7 +84,7 @@ class FedNova(FedProx):
         self.steps_taken += 1
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """FedAvg's, which combines in another way."""
+        """FedAvg's server with another ``combine``."""
         server = super().configure_server(clients)
         parameters = {name for name, _ in self.named_parameters(remove_duplicate=False)}
         weight = partial(total_weight, momentum=self.momentum, nesterov=self.nesterov, decay=self.decay)
@@ -93,13 +93,12 @@ class FedNova(FedProx):
 
 
 def total_weight(steps: int, momentum: float = 0.0, nesterov: bool = False, decay: float = 0.0) -> float:
-    r""":math:`\lVert a \rVert_1`: how much the gradients of so many steps weigh together in what they change, in units of the
-    learning rate.
+    r""":math:`\lVert a \rVert_1`: total weight of the gradients of so many steps in the change, in units of the learning rate.
 
     Args:
         steps: :math:`\tau`.
         momentum: :math:`\rho`.
-        nesterov: whether the momentum is Nesterov's: :math:`\tau` and :math:`\rho` times what it is without.
+        nesterov: whether the momentum is Nesterov's: :math:`\tau` plus :math:`\rho` times the value without it.
         decay: :math:`\eta\mu`; with momentum 0.
     """
     if decay:
@@ -112,12 +111,12 @@ def normalized_mean(
     updates: Iterable[tuple[State, float]], state: State, parameters: Collection[str], weight: Callable[[int], float]
 ) -> State:
     r"""FedNova's step, as one to a weighted mean: with :math:`m` the mean of :math:`\theta_k` with weights :math:`p_k / a_k`, it is
-    :math:`w + s (m - w)`, :math:`s = \sum_k p_k a_k \sum_k p_k / a_k`. Who took no step has moved nothing.
+    :math:`w + s (m - w)`, :math:`s = \sum_k p_k a_k \sum_k p_k / a_k`. A client without steps moves nothing.
 
     Args:
         updates: with their weights :math:`n_k`.
         state: the server's.
-        parameters: names of what is normalized; all else is averaged.
+        parameters: names of the normalized tensors; all others are averaged.
         weight: :math:`a_k`, given a number of steps.
     """
     normalized, plain = WeightedMean(), WeightedMean()
@@ -128,7 +127,7 @@ def normalized_mean(
         plain.add({name: tensor for name, tensor in update.items() if name not in parameters}, count)
         examples += count
         if steps:
-            unit = unit or weight(steps)  # all in units of the first: where all are equal, weights stay whole numbers
+            unit = unit or weight(steps)  # all in units of the first: if all are equal, weights stay whole numbers
             relative = weight(steps) / unit
             normalized.add({name: tensor for name, tensor in update.items() if name in parameters}, count / relative)
             work, share = work + count * relative, share + count / relative

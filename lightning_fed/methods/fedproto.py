@@ -19,40 +19,40 @@ PROTOTYPES = "prototypes/"
 
 
 class FedProto(ClassRowsModule):
-    r"""Clients of any architecture agree on where each class lies in the space of features, and on nothing else.
+    r"""Clients with networks of any architecture exchange class prototypes, and regularize their features towards the global ones.
 
     A prototype is the mean feature vector :math:`z` of a class. A round of a client:
 
     1. Load the global prototypes :math:`\bar C^j` of the classes that have one.
     2. Train the whole network on :math:`L_k + \lambda R`, where :math:`R` is the mean over a batch's examples and the D dimensions
-       of :math:`(z_i - \bar C^{y_i})^2`; an example whose class has no global prototype adds nothing. The first round is plain.
-    3. Send the prototypes of the client's own classes: D floats each, and the number of examples. No weight travels.
+       of :math:`(z_i - \bar C^{y_i})^2`. An example whose class has no global prototype adds nothing, so :math:`R` is 0 in the
+       first round.
+    3. Send the prototypes of the client's own classes: D floats each, and the number of examples. No weights travel.
 
-    The server's :math:`\bar C^j` is the mean over those who sent one; where nobody did, the former one stays. The logged loss
-    includes :math:`\lambda R`. The paper's distance is between the client's prototype and the global one; its code's, which is used
-    here, is between examples and the global prototype. Squared distances, rather than means over dimensions, would be another
-    :math:`\lambda`: D times as small.
+    The server's :math:`\bar C^j` is the mean over the clients that sent one; if none did, the previous prototype stays. The logged
+    loss includes :math:`\lambda R`. The paper's distance is between the client's prototype and the global one. Its code, followed
+    here, uses the distance between examples and the global prototype. With distances summed over the dimensions instead of
+    averaged, the equivalent :math:`\lambda` would be D times smaller.
 
-    Beside the accuracy of what ``predict`` names, that of the other is measured: ``prototype_accuracy`` or ``head_accuracy``.
+    The accuracy of the way to predict that ``predict`` does not name is logged too: ``prototype_accuracy`` or ``head_accuracy``.
     Monitored: accuracy after aggregation.
 
     Args:
         backbone: the clients' networks, whose features must be equally wide.
         num_classes: number of classes; None: as many as the data have.
         lam: :math:`\lambda`; 0 trains each client alone. The authors: 1 for MNIST and FEMNIST, 0.1 for CIFAR-10.
-        predict: a client's class is the one its ``head`` says, or that of the nearest of the global ``prototypes``, as the paper
-            has it; until there are any, the head's.
-        candidates: which prototypes can be the nearest: of ``all`` classes that have one, or of the client's ``own`` classes alone,
-            as the authors measure.
-        prototypes: what is averaged: the features of all training examples as the trained network sees them in eval mode
-            (``trained``), or as they passed by during the ``last_epoch``, while weights changed and dropout was on, as the authors
-            do.
-        weighting: how clients' prototypes of a class are weighted: by the number of ``examples``, or ``uniform``, as the authors
-            do, where no counts travel.
+        predict: how a client predicts: with its ``head``, or by the nearest of the global ``prototypes``, as in the paper; until
+            there are any, with the head.
+        candidates: which prototypes can be the nearest: of ``all`` classes that have one, or of the client's ``own`` classes only,
+            as the authors evaluate.
+        prototypes: which features are averaged: of all training examples with the trained network in eval mode (``trained``), or
+            of the passes of the ``last_epoch``, with changing weights and dropout, as in the authors' code.
+        weighting: how clients' prototypes of a class are weighted: by the number of ``examples``, or ``uniform``, as in the
+            authors' code; then no counts travel.
         **kwargs: see :class:`.FederatedModule`.
 
     Raises:
-        FederationError: for a task that is not about classes.
+        FederationError: for a task without classes.
     """
 
     prefix = PROTOTYPES
@@ -80,7 +80,7 @@ class FedProto(ClassRowsModule):
         self.own: State = {}  # what is sent
 
     def build(self) -> None:
-        """The network, and room for the global prototypes."""
+        """Build the network and buffers for the global prototypes."""
         super().build()
         self.make_room(self.backbone.head.in_features)
 
@@ -89,12 +89,12 @@ class FedProto(ClassRowsModule):
         return self.own
 
     def load_payload(self, payload: State) -> None:
-        """Take the global prototypes of those classes that have one."""
+        """Load the global prototypes of the classes that have one."""
         self.own = {}
         super().load_payload(payload)
 
     def post_training_step(self, batch: Any) -> State:
-        """The sum of a batch's features per class, and the examples."""
+        """Sum of a batch's features per class, and the numbers of examples."""
         x, y = self.unpack(batch)
         return self._sums(self.backbone.encode(x), y)
 
@@ -107,7 +107,7 @@ class FedProto(ClassRowsModule):
         self.passed_by = {}
 
     def client_step(self, batch: Any) -> Tensor:
-        """A step, whose features are noted."""
+        """Take a step and note its features."""
         self.passing = []
         loss = super().client_step(batch)
         for passed in self.passing if self.prototypes_of == "last_epoch" else ():
@@ -116,14 +116,14 @@ class FedProto(ClassRowsModule):
         return loss
 
     def after_training(self, reviewed: State) -> None:
-        """Make the client's prototypes: of the classes that it has examples of."""
+        """Compute the prototypes of the classes that the client has examples of."""
         if sums := reviewed or self.passed_by:
             counts = sums["examples"]
             means = (sums["features"] / counts.clamp(min=1)[:, None]).to(self.rows.dtype)
             self.own = pack_rows(PROTOTYPES, means, counts > 0, counts if self.weighting == "examples" else None)
 
     def _sums(self, features: Tensor, y: Tensor) -> State:
-        """Features by class, ``(C, D)``, and how many of each there are. A product, since ``index_add`` adds in any order on a
+        """Sums of features by class, ``(C, D)``, and numbers of examples. A product, because ``index_add`` has no fixed order on a
         GPU.
         """
         belongs = y == torch.arange(self.num_classes, device=y.device)[:, None]
@@ -142,11 +142,11 @@ class FedProto(ClassRowsModule):
         return loss + self.lam * apart.mean()
 
     def forward(self, x: Any) -> Tensor:
-        """What a client predicts with ``(B, C)``: the head's logits, or how near the prototypes are."""
+        """Scores that the client predicts with ``(B, C)``: the head's logits, or negative distances to the prototypes."""
         return self._predictions(x)[0]
 
     def _predictions(self, x: Any) -> tuple[Tensor, Tensor]:
-        """What ``predict`` names, and the other."""
+        """Scores in the way that ``predict`` names, and in the other way."""
         features, logits = self.backbone.encode_and_classify(x)
         both = logits, self._nearness(features) if self.knows_any else logits
         return both if self.predicts_with == "head" else both[::-1]
@@ -165,18 +165,18 @@ class FedProto(ClassRowsModule):
         return -torch.cdist(widened(features), widened(self.rows), compute_mode=exact).masked_fill(~known, torch.inf)
 
     def configure_metrics(self) -> MetricCollection:
-        """The usual ones, and the accuracy of the other way to predict."""
+        """The usual metrics, and the accuracy of the other way to predict."""
         metrics = super().configure_metrics()
         metrics.add_metrics({self.other: self.task.measures["accuracy"](self.num_classes)})
         return metrics
 
     @property
     def other(self) -> str:
-        """The metric of the way to predict that was not chosen."""
+        """Name of the metric of the other way to predict."""
         return "prototype_accuracy" if self.predicts_with == "head" else "head_accuracy"
 
     def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:
-        """Take a batch into the metrics of both ways to predict."""
+        """Add a batch to the metrics of both ways to predict."""
         x, y = self.unpack(batch)
         chosen, other = self._predictions(x)
         for name, metric in metrics.items(keep_base=True, copy_state=False):
@@ -184,7 +184,7 @@ class FedProto(ClassRowsModule):
         self.log_loss(metrics, chosen if self.predicts_with == "head" else other, y)
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """Averages prototypes, which are as wide as everybody's features: they are looked at before the first round."""
+        """A server that averages prototypes; check before the first round that all clients' features are equally wide."""
         for client, other in one_per_architecture(self, clients):
             if other.rows.shape != self.rows.shape:
                 raise FederationError(
@@ -195,8 +195,8 @@ class FedProto(ClassRowsModule):
 
 
 def combine_by_class(updates: Iterable[tuple[State, float]], state: State) -> State:
-    r""":math:`\bar C^j = \sum_{k \in S_j} n_k^j C_k^j / \sum_{k \in S_j} n_k^j` over those who sent one of class j, with
-    equal weights where no counts travel. Where nobody did, the former one stays.
+    r""":math:`\bar C^j = \sum_{k \in S_j} n_k^j C_k^j / \sum_{k \in S_j} n_k^j` over the clients that sent one of class j,
+    with equal weights if no counts travel. If none did, the previous prototype stays.
     """
     mean, known = EntryMean({"prototypes": state["prototypes"]}), state["known"]
     for update, _ in updates:

@@ -11,10 +11,10 @@ from lightning_fed.options import NonNegativeFloat, PositiveInt
 
 
 class FedProx(KeepsGlobalParameters):
-    r"""FedAvg whose clients pay for drifting away from the model :math:`w^t` that the server sent: a client minimises
-    :math:`L_k(w) + \frac{\mu}{2} \lVert w - w^t \rVert^2` (eq. 2), over the parameters that learn; buffers are free.
+    r"""FedAvg with a proximal term that keeps local models near the server's :math:`w^t`: a client minimises
+    :math:`L_k(w) + \frac{\mu}{2} \lVert w - w^t \rVert^2` (eq. 2), over the trainable parameters, not the buffers.
 
-    What travels and how it is merged is FedAvg's: weighted by training examples, where the paper draws clients in proportion to
+    Payload and average are FedAvg's, weighted by training examples; the paper samples clients in proportion to
     their examples and averages with equal weights. The paper's clients may do unequal work; here all train ``epochs`` epochs. The
     logged loss includes the proximal term. Monitored: accuracy after aggregation.
 
@@ -32,7 +32,7 @@ class FedProx(KeepsGlobalParameters):
         self.mu = mu
 
     def phases(self) -> list[Phase]:
-        """FedAvg's, on another loss."""
+        """FedAvg's phase, with another loss."""
         return [self.local_phase("local", list(self.parameters()), self.proximal_loss)]
 
     def proximal_loss(self, batch: Any) -> Tensor:

@@ -9,7 +9,7 @@ from lightning_fed.options import NonNegativeInt, PositiveInt
 
 
 class FedRep(FedPer):
-    """A shared representation and private heads, trained one after the other: first the head, then the representation.
+    """Clients share a representation and keep private heads, trained in turn: first the head, then the representation.
 
     In each phase the other part is frozen: no gradient and no optimizer entry, so that neither momentum nor weight decay moves it.
     Batch-norm statistics belong to the representation and follow the data in both phases, as in the authors' code. The server's
@@ -32,7 +32,7 @@ class FedRep(FedPer):
         self.head_epochs = head_epochs
 
     def phases(self) -> list[Phase]:
-        """The head, or what stays with the client, then everything else."""
+        """Train the private layers, then everything else."""
         private = self.backbone.last_layers(self.private_layers)
         head = [p for name, p in self.backbone.named_parameters() if name in private]
         body = [p for name, p in self.backbone.named_parameters() if name not in private]

@@ -14,7 +14,7 @@ from lightning_fed.options import NonNegativeFloat, PositiveInt
 
 
 class FedRoD(FederatedModule):
-    r"""A generic head for everybody's classes and a personal one on top, on one shared feature extractor.
+    r"""A shared feature extractor with two decoupled heads: a generic one with balanced risk, and a personal one on top of it.
 
     With features :math:`z = f(x)`, generic head :math:`g` and personal head :math:`h_i`, a client minimises on each batch
 
@@ -25,17 +25,17 @@ class FedRoD(FederatedModule):
     the extractor.) :math:`f` and :math:`g` travel, weighted by training examples. A client predicts with the sum
     :math:`g(z) + h_i(z)`. Monitored: accuracy after aggregation. ``train/local_loss`` is the mean of the two terms.
 
-    Beside it stands ``generic/test_accuracy`` on everybody's test data: that of :math:`g(z)` alone, the paper's G-FL. With the
-    hypernetwork :math:`H` there is also ``everybody/test_accuracy``, of :math:`g + H(n)` with everybody's numbers n per class.
+    ``generic/test_accuracy`` is that of :math:`g(z)` alone on the test data of all clients, the paper's G-FL. With the
+    hypernetwork :math:`H` there is also ``everybody/test_accuracy``, of :math:`g + H(n)` with all clients' numbers n per class.
 
     Args:
         backbone: the network of every client: f and g.
         num_classes: number of classes; None: as many as the data have.
         personal_head: ``"linear"``: a private h_i, zero at first, so that a client starts as the generic model. ``"hyper"``: h_i
-            is made from the client's class frequencies by a shared two-layer network ``C → 16 → |h|``, which travels with f and g.
+            comes from the client's class frequencies by a shared two-layer network ``C → 16 → |h|``, which travels with f and g.
         gamma: strength γ of the balanced softmax; 0 is plain cross-entropy, 1 the paper's.
-        **kwargs: see :class:`.FederatedModule`. With ``gradient_clip``, which is of all gradients of a step together, the personal
-            head's gradient does limit the others'.
+        **kwargs: see :class:`.FederatedModule`. ``gradient_clip`` clips all gradients of a step together, so that the personal
+            head's gradient limits the others.
     """
 
     needs_cross_entropy = (
@@ -55,7 +55,7 @@ class FedRoD(FederatedModule):
         self.gamma = gamma
 
     def build(self) -> None:
-        """The backbone and, drawn after it, what makes the personal head."""
+        """Build the backbone and, drawn after it, the personal head or the hypernetwork."""
         super().build()
         head = self.backbone.head
         self.personal: nn.Module
@@ -68,7 +68,7 @@ class FedRoD(FederatedModule):
             self.personal = nn.Sequential(nn.Linear(self.num_classes, 16), nn.ReLU(), nn.Linear(16, outputs))
 
     def shared_names(self) -> set[str]:
-        """Extractor and generic head; the hypernetwork too, a linear personal head not."""
+        """Names in extractor and generic head, and in the hypernetwork, but not in a linear personal head."""
         shared = super().shared_names()
         return shared if self.personal_head == "hyper" else {name for name in shared if not name.startswith("personal.")}
 
@@ -113,14 +113,14 @@ class FedRoD(FederatedModule):
         return [replace(phase, terms=2) for phase in super().phases()]
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """The average, and the models that can be made of it."""
+        """A server that averages, and the models made of the average."""
         return RoDServer(self.update_state(), self.weighting)
 
 
 class RoDServer(Server):
-    """Federated averaging whose state makes one model or two: the generic one, and the one with everybody's personal head."""
+    """Federated averaging whose state gives the generic model and, with a hypernetwork, one with the head of all clients."""
 
     def global_models(self) -> dict[str, Broadcast]:
-        """``generic``, and ``everybody`` where a hypernetwork travels: if its last layer is zero, its heads add nothing."""
+        """``generic`` and, if a hypernetwork travels, ``everybody``: if its last layer is zero, its heads add nothing."""
         last = {name: torch.zeros_like(tensor) for name, tensor in self.state.items() if name.startswith("personal.2.")}
         return {"generic": Broadcast(self.state | last), **({"everybody": Broadcast(self.state)} if last else {})}

@@ -10,7 +10,7 @@ from lightning_fed.methods.heterofl import HeteroFL, HeteroFLServer, narrowed
 
 
 class FedRolex(HeteroFL):
-    r"""HeteroFL with a window that rolls over the channels, so that each is trained equally often.
+    r"""HeteroFL with rolling sub-models: the window of channels moves from round to round, so that each is trained equally often.
 
     In round :math:`t`, counted from 0, a client of width :math:`s` gets, of each hidden layer with :math:`K` channels, the
     :math:`\mathrm{round}(sK)` from :math:`t \bmod K` on, wrapping around: in K rounds each channel is in as many windows. Layers
@@ -24,7 +24,7 @@ class FedRolex(HeteroFL):
     """
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """The average of each entry over those whose window covered it."""
+        """A server that averages each entry over the clients whose window covered it."""
         self.refuse_frozen("cuts narrower networks out of one")
         return FedRolexServer(*self.sizes(clients))
 
@@ -36,7 +36,7 @@ class FedRolexServer(HeteroFLServer):
         *sizes: see :class:`SizedServer`.
 
     Attributes:
-        hidden: which dimensions of each tensor are hidden channels, and how many places of it each channel has.
+        hidden: the dimensions of each tensor that are hidden channels, and the number of entries that each channel has there.
     """
 
     def __init__(self, *sizes: Any) -> None:
@@ -59,7 +59,7 @@ class FedRolexServer(HeteroFLServer):
         return self.state if size is None else narrowed(self.rolled(self.state, -self.start), self.shapes[size])
 
     def embed(self, update: ClientUpdate) -> State:
-        """The whole rolls as the server's state does; what is smaller was cut from the rolled state."""
+        """Roll the whole model like the server's state; smaller versions were cut from the rolled state."""
         return self.rolled(update.state, -self.start) if self.model_size[update.client] is None else update.state
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
@@ -68,7 +68,7 @@ class FedRolexServer(HeteroFLServer):
         return {}
 
     def rolled(self, state: State, by: int) -> State:
-        """The state with all hidden channels moved up by so many, each with all the places that it has."""
+        """The state with all hidden channels moved up by so many, each with all its entries."""
         return {
             name: torch.roll(tensor, [by * places for places in hidden.values()], list(hidden)) if hidden else tensor
             for name, tensor in state.items()

@@ -11,12 +11,12 @@ from lightning_fed.models.adapters import adapter_names
 
 
 class FedSALoRA(LoRAModule):
-    r"""One half of the adapter is shared: clients train A and B, the server averages A, and B stays with the client.
+    r"""Selective aggregation of LoRA: clients train A and B, the server averages A, and B stays with the client.
 
-    A client's weights are :math:`W + s B_k A`. The head stays with the client, too, and so do all moments; what it has of its own
-    is as its last turn left it, while A goes on without it. A client that never took part has a B of zeros, with which its network
-    is the pretrained one whatever A is: ``fine_tuning`` tunes it before it is measured. Monitored: accuracy after aggregation, each
-    client's model with the averaged A on its own test data.
+    A client's weights are :math:`W + s B_k A`. The head and all moments stay with the client, too. This private state does not
+    change between the client's turns, while A does. A client that never took part has a B of zeros, so that its network
+    is the pretrained one whatever A is: ``fine_tuning`` tunes it before an evaluation. Monitored: accuracy after aggregation, of
+    each client's model with the averaged A on its own test data.
 
     Updates are weighted by training examples, as in the authors' code. Arguments as in :class:`.LoRAModule`. The authors' runs on
     GLUE: 3 clients, SGD with lr 0.02, 10 steps of batches of 128, r 8, ``lora_alpha`` 16.
@@ -25,11 +25,11 @@ class FedSALoRA(LoRAModule):
     weighting: Literal["examples", "uniform"] = "examples"
 
     def shared_names(self) -> set[str]:
-        """A alone."""
+        """Names in A only."""
         return {f"backbone.{name}" for name in adapter_names(self.backbone, "A")}
 
     def trainable(self) -> list[nn.Parameter]:
-        """A, B and the head."""
+        """Names in A, B and the head."""
         return self.learning_parameters(self.backbone)
 
     def export_adapter(self, folder: Path, private: bool = True) -> None:
@@ -52,6 +52,6 @@ class FedSALoRA(LoRAModule):
 
 
 def refuse_half(private: bool) -> None:
-    """Raise :class:`FederationError` if a model is asked for that has A alone."""
+    """Raise :class:`FederationError` for a model that has A only."""
     if not private:
         raise FederationError("The server of FedSALoRA has A, and no B and no head: export a client's (--client 0).")

@@ -5,18 +5,18 @@ from lightning_fed.models.adapters import adapter_names
 
 
 class FFALoRA(LoRAModule):
-    r"""One half of the adapter is frozen: A is drawn once, the same for everybody, and never changes; clients train B.
+    r"""LoRA with frozen A: A is drawn once, the same for all clients, and never changes; clients train B, the server averages B.
 
     The server averages B, with equal weights. With one A for all, the mean of the factors is the mean of the products,
     :math:`\sum p_k B_k A = \bar B A`: averaging is exact, in every round. A comes from the run's seed and does not travel.
 
-    Step size and scale are one knob: with s replaced by cs and the learning rate by :math:`lr / c^2` gradient descent takes the
-    same steps. The best rate is another one than HOMLoRA's. Monitored: accuracy after aggregation. Arguments as in
+    Step size and scale are one hyperparameter: with s replaced by cs and the learning rate by :math:`lr / c^2` gradient descent
+    takes the same steps. The best rate differs from HOMLoRA's. Monitored: accuracy after aggregation. Arguments as in
     :class:`.LoRAModule`.
     """
 
     def build(self) -> None:
-        """The network with its adapter, of which A does not learn."""
+        """Build the network with its adapter, and freeze A."""
         super().build()
         for name in adapter_names(self.backbone, "A"):
             self.backbone.get_parameter(name).requires_grad_(False)

@@ -17,27 +17,27 @@ Partition = Literal["none", "keep", "drop"]
 
 
 class FlexLoRA(ExactLoRA):
-    r"""Adapters of different ranks: the server averages what they add, and sends each client the best factors of its rank.
+    r"""LoRA of different ranks: the server averages the products, and sends each client their best factors of its rank, by SVD.
 
     The server's change of a matrix is :math:`\Delta W = \sum_k p_k s_k B_k A_k`. With :math:`\Delta W = U \Sigma V^\top` a client
     of rank :math:`r_k` gets :math:`B = U_{r_k} \Sigma_{r_k} / s_k` and :math:`A = V_{r_k}^\top`, trains them and sends them back.
-    Ranks that :math:`\Delta W` does not have start as LoRA's do: A random and the same for everybody, B zero; in the first round
-    these are all. The frozen matrices never move, and moments begin anew with the factors. What is decomposed are the stacked
+    Ranks that :math:`\Delta W` does not have start as in LoRA: A random and the same for all clients, B zero; in the first round
+    these are all ranks. The frozen matrices never move, and moments start anew with the factors. The server decomposes the stacked
     factors, by QR: no matrix of the network's size is formed.
 
-    What lies behind the ranks of those who take part is lost: it is weighted as if they had zeros there. ``partition`` is raFLoRA's
-    cure (Wu, Hu, Min & Wang 2026, https://arxiv.org/abs/2602.13486): the ranks between one of the clients' ranks and the next are
-    averaged over those who have them, :math:`p_k = n_k / \sum_{j: r_j \ge i} n_j` for rank i.
+    Everything beyond the ranks of the participants is lost, as they count as if they had zeros there. ``partition`` is raFLoRA's
+    remedy (Wu, Hu, Min & Wang 2026, https://arxiv.org/abs/2602.13486): the ranks between one of the clients' ranks and the next are
+    averaged over the clients that have them, :math:`p_k = n_k / \sum_{j: r_j \ge i} n_j` for rank i.
 
-    Monitored: accuracy of the global model :math:`W_0 + \Delta W`, of which nothing is cut, on everybody's test data.
-    ``server/energy_rank_…`` is the part :math:`\lVert B A \rVert_F^2 / \lVert \Delta W \rVert_F^2` that a rank keeps, over all
+    Monitored: accuracy of the global model :math:`W_0 + \Delta W`, without truncation, on the test data of all clients.
+    ``server/energy_rank_…`` is the share :math:`\lVert B A \rVert_F^2 / \lVert \Delta W \rVert_F^2` that a rank keeps, over all
     matrices together. Updates are weighted by training examples.
 
     Args:
         backbone: builds the network, given the number of classes.
         num_classes: number of classes; None: as many as the data have.
-        partition: ``none``: FlexLoRA. raFLoRA: what is behind the ranks of everybody who takes part in a round stays as the server
-            has it (``keep``), or is lost (``drop``), which its abstract leaves open.
+        partition: ``none``: FlexLoRA. raFLoRA: the part beyond the ranks of all participants of a round keeps the server's values
+            (``keep``), or is lost (``drop``), which its abstract leaves open.
         **kwargs: see :class:`.ExactLoRA`.
     """
 
@@ -52,7 +52,7 @@ class FlexLoRA(ExactLoRA):
         self.partition: Partition = partition
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """Averages products, and decomposes their mean."""
+        """A server that averages products and decomposes their mean."""
         return FlexLoRAServer(self.shared_state(), self.matrices, self.rank_of(clients), self.weighting, self.partition)
 
 
@@ -60,8 +60,8 @@ class FlexLoRAServer(ExactServer):
     """Keeps the mean of the products as stacked factors, its best factors of the largest rank, and the head.
 
     Args:
-        state: the adapter and the head as they are before the first round.
-        matrices: what is adapted.
+        state: the adapter and the head before the first round.
+        matrices: the adapted matrices.
         ranks: of the clients, by id.
         weighting: how updates are weighted.
         partition: see :class:`FlexLoRA`.
@@ -79,13 +79,13 @@ class FlexLoRAServer(ExactServer):
         super().__init__(state, matrices, ranks, weighting, self.decompose)
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
-        """The best factors of the client's rank: what is behind them does not travel."""
+        """The best factors of the client's rank: ranks beyond it do not travel."""
         sent = super().broadcast(client)
         changes = self.matrices.change_names()
         return Broadcast({name: tensor for name, tensor in sent.state.items() if name not in changes}, sent.model_size)
 
     def global_models(self) -> dict[str, Broadcast]:
-        """``global``, the whole mean: the change of the matrices, and an adapter that adds nothing."""
+        """``global``, the whole mean: the change of the matrices, with an adapter that adds nothing."""
         nothing = {b: torch.zeros_like(self.state[b]) for _, b in map(self.matrices.names, self.matrices.shapes)}
         return {"global": Broadcast(self.state | nothing)}
 
@@ -99,9 +99,9 @@ class Decompose:
     """A ``combine``: the mean of the products as stacks, and its best factors of the largest rank; all else is averaged.
 
     Args:
-        matrices: what is adapted.
-        ranks: that clients have.
-        start: the adapter of the largest rank before the first round, whose A stands where there is nothing to decompose.
+        matrices: the adapted matrices.
+        ranks: the clients' ranks.
+        start: the adapter of the largest rank before the first round; its A is used for ranks without a singular value.
         partition: see :class:`FlexLoRA`.
     """
 
@@ -114,7 +114,7 @@ class Decompose:
         """What the ranks keep of the last mean."""
 
     def __call__(self, updates: Iterable[tuple[State, float]], state: State) -> State:
-        """The new state; empty if no update comes."""
+        """The new state; empty without updates."""
         came = Gathered.of(updates, self.matrices)
         if not came.factors:
             return {}
@@ -139,7 +139,7 @@ class Decompose:
 
 
 def partitioned(weights: Sequence[float], ranks: Sequence[int]) -> list[Tensor]:
-    r"""RaFLoRA's weights: of rank i of client k :math:`n_k / \sum_{j: r_j \ge i} n_j`, in float64.
+    r"""Weights of raFLoRA: :math:`n_k / \sum_{j: r_j \ge i} n_j` for rank i of client k, in float64.
 
     Args:
         weights: n.

@@ -31,32 +31,32 @@ POINT = "point"
 
 
 class Floco(FederatedModule):
-    r"""One body and a simplex of heads, all of which are good; each client has its own place in it.
+    r"""Federated learning over connected modes: one body and a simplex of good heads, in which each client gets its own subregion.
 
     The weight of the head is :math:`\sum_m \alpha_m W_m`, a point of the simplex with the corners :math:`W_1, \dots, W_M`; its bias
-    and the rest of the network are as they are. All of it travels and is averaged.
+    and the rest of the network are ordinary. All of it travels and is averaged.
 
     - Until round :math:`\tau` a client draws, for each batch, :math:`\alpha` uniformly in the simplex.
-    - In round :math:`\tau` everybody takes part. The corners that clients send are projected: on their M principal components, and
-      from there on the simplex, in the scale in which clients lie best apart. This gives each client its :math:`\beta_k`.
+    - In round :math:`\tau` all clients take part. The server projects the received corners on their M principal components, and
+      from there on the simplex, in the scale that separates clients best. This gives each client its :math:`\beta_k`.
     - From then on it draws :math:`\alpha = \beta_k + r u`, r uniform in :math:`[0, \rho]`, u a direction with :math:`\lVert u
       \rVert_1 = 1`.
 
-    A client predicts with its :math:`\beta_k`; with the center, which is ``global``, until round :math:`\tau`, and if it did not
-    take part in it. Nothing is private: the server keeps the :math:`\beta_k`. Floco+, which adds Ditto's personal network, is not
-    here. Monitored: accuracy after aggregation, of the clients' points.
+    A client predicts with its :math:`\beta_k`; without one, until round :math:`\tau` or if it missed that round, with the center,
+    which is ``global``. Nothing is private: the server keeps the :math:`\beta_k`. Floco+, which adds Ditto's personal network, is
+    not included. Monitored: accuracy after aggregation, of the clients' points.
 
     Args:
         backbone: the network of every client, which has a head of its own.
         num_classes: number of classes; None: as many as the data have.
         corners: M; with 1, and ``rho`` 0, it is FedAvg. The authors: 10.
-        tau: round :math:`\tau`. The authors: 250 of 500; in a run of fewer rounds nobody gets a point.
+        tau: round :math:`\tau`. The authors: 250 of 500; in a run of fewer rounds no client gets a point.
         rho: :math:`\rho`. The authors: 0.1, with data by Dirichlet 0.3.
         **kwargs: see :class:`.FederatedModule`. The authors: SGD, lr 0.02, momentum 0.5, weight decay 5e-4, 5 ``epochs``.
     """
 
     refuses_adapters = "it makes a simplex of the network's own head"
-    dynamic_payload = True  # a point, for who has one
+    dynamic_payload = True  # a point, for clients that have one
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Floco(FederatedModule):
         self.has_point = False
 
     def build(self) -> None:
-        """The network, and further corners of its head, drawn after it."""
+        """Build the network and, drawn after it, further corners of its head."""
         super().build()
         head = self.backbone.head
         names = [name for name, p in self.backbone.named_parameters(remove_duplicate=False) if p is head.weight]
@@ -86,12 +86,12 @@ class Floco(FederatedModule):
 
     @property
     def mixture(self) -> Mixture:
-        """Where the head is in the simplex."""
+        """Point of the head in the simplex."""
         return cast(Any, self.backbone.head).parametrizations.weight[0]
 
     @property
     def corners_name(self) -> str:
-        """What the corners are called in the state dict."""
+        """Names of the corners in the state dict."""
         own = cast(Any, self.backbone.head).parametrizations.weight.original
         return next(name for name, parameter in self.named_parameters() if parameter is own)
 
@@ -103,11 +103,11 @@ class Floco(FederatedModule):
         self.mixture.point = payload[POINT].to(point) if payload else torch.full_like(point, 1 / self.corners)
 
     def phases(self) -> list[Phase]:
-        """FedAvg's, at points that are drawn."""
+        """FedAvg's phase, at drawn points."""
         return [self.local_phase("local", list(self.parameters()), self.drawn_loss)]
 
     def drawn_loss(self, batch: Any) -> Tensor:
-        """The loss of a batch at a point that is drawn."""
+        """The loss of a batch at a drawn point."""
         own = self.mixture.point
         self.mixture.point = self.draw().to(own)
         try:
@@ -124,16 +124,16 @@ class Floco(FederatedModule):
         return self.mixture.point.cpu() + self.rho * torch.rand(()) * direction / direction.abs().sum()
 
     def cohort(self, clients: Sequence[ClientInfo], round: int, seed: int) -> Sequence[ClientInfo] | None:
-        r"""Everybody in round :math:`\tau`."""
+        r"""All clients in round :math:`\tau`."""
         return clients if round == self.tau else None
 
     def check_rounds(self, rounds: int) -> None:
-        r"""Without a round after :math:`\tau` nobody trains at its point."""
+        r"""Report a run without a round after :math:`\tau`, in which no client trains at its point."""
         if rounds <= self.tau:
-            log.warning(f"Floco's tau is {self.tau} and the run has {rounds} rounds: no client trains at its place. Set tau lower.")
+            log.warning(f"Floco's tau is {self.tau} and the run has {rounds} rounds: no client trains at its point. Set tau lower.")
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """FedAvg's, which gives each client a point."""
+        """FedAvg's server, which also gives each client a point."""
         count = sum(client.takes_part for client in clients)
         if self.corners > 1 and count < self.corners:
             raise FederationError(
@@ -143,7 +143,7 @@ class Floco(FederatedModule):
         return SimplexServer(self)
 
     def export_state(self, private: bool = True) -> State:
-        """The network with the head at the client's point; without what is a client's, at the center."""
+        """The network with the head at the client's point; without private state, at the center."""
         state = self.state_dict()
         corners = state.pop(name := self.corners_name)
         mixture = self.mixture
@@ -155,7 +155,7 @@ class SimplexServer(PersonalServer):
     """Averages everything, and keeps each client's point.
 
     Args:
-        method: whose server it is.
+        method: the method of the server.
     """
 
     def __init__(self, method: Floco) -> None:
@@ -173,11 +173,11 @@ class SimplexServer(PersonalServer):
         return self.state
 
     def state_of(self, update: ClientUpdate) -> State:
-        """What points are made of."""
+        """The tensors from which points are computed."""
         return {self.name: update.state[self.name]} if self.round == self.tau else {}
 
     def update_clients(self, clients: Sequence[int]) -> dict[str, float]:
-        r"""Find everybody's point in round :math:`\tau`."""
+        r"""Compute the clients' points in round :math:`\tau`."""
         if self.round != self.tau:
             return {}
         if len(clients) < self.num_corners:

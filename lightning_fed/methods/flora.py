@@ -17,15 +17,15 @@ START = "start_seed"
 
 
 class FLoRA(ExactLoRA):
-    r"""Adapters that live for one round: the server stacks them, and the stack goes into the frozen matrices.
+    r"""Stacking-based aggregation of LoRA: the server stacks a round's adapters, and adds the product to the frozen matrices.
 
-    A client begins each round with a new adapter, A random and B zero, on the matrices as they are; the server moves these by
+    A client starts each round with a new adapter, A random and B zero, on the current matrices; the server moves these by
     :math:`W \leftarrow W + \sum_k p_k s_k B_k A_k = W + [B_1 \dots B_K] [p_1 s_1 A_1; \dots; p_K s_K A_K]`, which is exact for
-    any ``ranks``. The weights are in one of the two stacks alone. A is drawn from a seed that the server sends, another one in
-    each round, the same for everybody; of smaller ranks the first rows. No moments stay: what they were of is gone.
+    any ``ranks``. Only one of the two stacks contains the weights. A is drawn from a seed that the server sends, anew in each
+    round and the same for all clients; smaller ranks get the first rows. No moments are kept: their factors are discarded.
 
-    The stacks of all rounds are in every broadcast, for who joins late, until the matrix itself is fewer numbers. With one client
-    this is LoRA that is merged and begun again in every round, and not HOMLoRA.
+    Every broadcast has the stacks of all rounds, for clients that join late, until the matrix itself has fewer values. With one
+    client this is LoRA that is merged and restarted in every round, not HOMLoRA.
 
     Monitored: accuracy after aggregation. Updates are weighted by training examples.
 
@@ -53,11 +53,11 @@ class FLoRA(ExactLoRA):
 
 
 class FLoRAServer(ExactServer):
-    """Keeps the head, how the frozen matrices have changed, and the seed of the round's adapters.
+    """Keeps the head, the changes of the frozen matrices, and the seed of the round's adapters.
 
     Args:
-        state: the adapter and the head as they are before the first round.
-        matrices: what is adapted.
+        state: the adapter and the head before the first round.
+        matrices: the adapted matrices.
         ranks: of the clients, by id.
         weighting: how updates are weighted.
     """
@@ -70,7 +70,7 @@ class FLoRAServer(ExactServer):
         self.state = {name: t for name, t in state.items() if name not in factors} | {START: torch.randint(2**31, ())}
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
-        """All but the adapter, which the client draws."""
+        """Everything but the adapter, which the client draws."""
         return Broadcast(self.state, self.ranks[client.id])
 
 
@@ -79,13 +79,13 @@ class Stack:
     """A ``combine``: the stacks are added to the changes, the next adapters get another seed, and everything else is averaged.
 
     Args:
-        matrices: what is adapted.
+        matrices: the adapted matrices.
     """
 
     matrices: Matrices
 
     def __call__(self, updates: Iterable[tuple[State, float]], state: State) -> State:
-        """The new state; empty if no update comes."""
+        """The new state; empty without updates."""
         came = Gathered.of(updates, self.matrices)
         if not came.factors:
             return {}
@@ -96,7 +96,7 @@ class Stack:
 
 
 def draw_adapters(matrices: Matrices, seed: int) -> State:
-    r"""An adapter of the largest rank as LoRA begins: A as peft draws it, uniform in :math:`\pm 1 / \sqrt{n}`, and B zero."""
+    r"""A new adapter of the largest rank: A as peft draws it, uniform in :math:`\pm 1 / \sqrt{n}`, and B zero."""
     stream, drawn = torch.Generator().manual_seed(seed), {}
     for layer, (rows, columns) in matrices.shapes.items():
         a, b = matrices.names(layer)

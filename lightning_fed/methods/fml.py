@@ -13,16 +13,16 @@ from lightning_fed.options import ClosedUnitInterval, PositiveInt
 
 
 class FML(MutualLearningModule):
-    r"""A personal network of any architecture and a small shared one, the meme, learn from the client's data and from each other.
+    r"""A personal network of any architecture and a shared one, the meme, learn from the client's data and from each other.
 
     With p the personal network's probabilities and q the meme's, a client minimises on each batch, at once,
 
     .. math:: L_{personal} = \alpha\,\mathrm{CE}(p, y) + (1-\alpha)\,\mathrm{KL}(q \,\Vert\, p), \qquad
         L_{meme} = \beta\,\mathrm{CE}(q, y) + (1-\beta)\,\mathrm{KL}(p \,\Vert\, q),
 
-    each for its own network: the other one's probabilities are constants. KL is summed over the classes, the mean over the batch.
-    Both gradients come from the same forward pass, then both networks step. The meme travels, everybody counting the same in the
-    average; the personal network stays, and is what a client predicts with. Monitored: accuracy after aggregation (it equals that
+    each for its own network: the other one's probabilities are constants. KL is summed over the classes and averaged over the
+    batch. Both gradients come from the same forward pass, then both networks step. The meme travels and is averaged with equal
+    weights; the personal network stays, and the client predicts with it. Monitored: accuracy after aggregation (it equals that
     before).
 
     Args:
@@ -54,17 +54,17 @@ class FML(MutualLearningModule):
         self.beta = beta
 
     def client_loss(self, batch: Any) -> Tensor:
-        """The sum of both losses of a batch; its gradient is that of each for its own network."""
+        """Sum of both losses of a batch; its gradient is that of each loss for its own network."""
         x, y = self.unpack(batch)
         personal, meme = self.both(lambda network: network(x))
         return self.mutual_loss(personal, y, meme, self.alpha) + self.mutual_loss(meme, y, personal, self.beta)
 
     def mutual_loss(self, logits: Tensor, targets: Tensor, peer: Tensor, weight: float) -> Tensor:
-        """The loss of one network, given the other one's logits. What has no weight is left out.
+        """The loss of one network, given the other one's logits. Terms with weight 0 are left out.
 
         Args:
             logits: of the network, ``(B, C)``.
-            targets: what is to be predicted, ``(B,)``.
+            targets: class labels, ``(B,)``.
             peer: the other network's logits.
             weight: of the targets; the peer has the rest.
         """

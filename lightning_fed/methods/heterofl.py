@@ -16,21 +16,21 @@ from lightning_fed.options import PositiveFloat, PositiveInt
 class HeteroFL(SizedModule):
     r"""Clients train narrower versions of the global network: the leading channels of every hidden layer.
 
-    A client of width :math:`s` gets, of each hidden layer with :math:`K` channels, the first :math:`\mathrm{round}(sK)`, with about
-    :math:`s^2` of all parameters. The server averages each entry over those who cover it, without regard to their amounts of data;
-    entries that nobody covers in a round stay as they are. Batch norm is static, the loss masked and the activations of narrow
-    networks scaled up: see :class:`.SizedModule` and :func:`lightning_fed.nn.scale_before_norms`.
+    A client of width :math:`s` gets the first :math:`\mathrm{round}(sK)` channels of each hidden layer with :math:`K` channels, and
+    about :math:`s^2` of all parameters. The server averages each entry over the clients that cover it, regardless of their numbers
+    of examples; entries that no client covers in a round do not change. Batch norm is static, the loss masked and the activations
+    of narrow networks scaled up: see :class:`.SizedModule` and :func:`lightning_fed.nn.scale_before_norms`.
 
     Readings. The authors round up; here, as in Table 2 of the FedHM paper, numbers of channels are rounded. The text of that
-    paper says 0.64 and 0.35 where the sizes in the table are those of 0.62 (ResNet-18) and 0.40 (ResNet-34).
+    paper says 0.64 and 0.35, but the sizes in the table are those of 0.62 (ResNet-18) and 0.40 (ResNet-34).
 
     Args:
         backbone: the global network; takes ``width`` as an argument, as the ResNets and CNNs of this library do.
         num_classes: number of classes; None: as many as the data have.
         widths: relative to the global network, in (0, 1]; client ``k`` has entry ``k mod len(list)``.
         assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the widths at random.
-        masked: mask absent classes.
-        scaler: divide activations by the width in training.
+        masked: whether to mask absent classes.
+        scaler: whether to divide activations by the width in training.
         **kwargs: see :class:`.SizedModule`. The paper: 5 ``epochs`` per round. ``gradient_clip`` in the authors' code: 1.
     """
 
@@ -63,7 +63,7 @@ class HeteroFL(SizedModule):
         return factory, given if self.model_size is None else given | {"width": own_width(factory) * self.model_size}
 
     def of_width(self, width: float | None) -> Backbone:
-        """The network in a width relative to its own; None: as it is."""
+        """The network in a width relative to its own; None: its own width."""
         [factory] = self.networks.factories
         if width is None:
             return backbone_of(factory, self.num_classes)
@@ -75,20 +75,20 @@ class HeteroFL(SizedModule):
             ) from error
 
     def shapes(self, width: float) -> dict[str, torch.Size]:
-        """Of the shared tensors in a width; no numbers are computed."""
+        """Shapes of the shared tensors in a width; no values are computed."""
         with torch.device("meta"):
             wrapper = nn.ModuleDict({"backbone": self.of_width(width)})
         narrow = wrapper.state_dict()
         return {name: narrow.get(name, tensor).shape for name, tensor in self.state_dict().items() if name in self._shared}
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """The average of each entry over those who cover it."""
+        """A server that averages each entry over the clients that cover it."""
         self.refuse_frozen("cuts narrower networks out of one")
         return HeteroFLServer(*self.sizes(clients))
 
 
 def own_width(factory: Callable[..., nn.Module]) -> float:
-    """The width that the configuration gave a network."""
+    """The width of a network in the configuration."""
     return float(getattr(factory, "keywords", {}).get("width", 1.0))
 
 
@@ -111,5 +111,5 @@ class HeteroFLServer(SizedServer):
 
 
 def narrowed(state: State, shapes: Mapping[str, torch.Size]) -> State:
-    """Of each tensor, the leading indices of every dimension, as many as ``shapes`` has."""
+    """The leading indices of every dimension of each tensor, as many as in ``shapes``."""
     return {name: tensor[tuple(slice(size) for size in shapes[name])] for name, tensor in state.items()}

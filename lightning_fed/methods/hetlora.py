@@ -18,23 +18,23 @@ from lightning_fed.options import ClosedUnitInterval, NonNegativeFloat, Positive
 
 
 class HETLoRA(LoRAModule):
-    r"""Adapters of different ranks: truncated for the client, pruned by it, zero-padded and averaged by the server.
+    r"""Heterogeneous LoRA ranks: the server truncates for each client, clients prune, the server zero-pads and averages.
 
     A round of a client k of rank :math:`r_k`:
 
-    1. It gets the first :math:`r_k` rows of A and columns of B.
+    1. It loads the first :math:`r_k` rows of A and columns of B.
     2. It trains on the loss plus :math:`\lambda \sum \lVert B_{:, tail} \rVert_F \lVert A_{tail, :} \rVert_F` over the adapted
-       matrices; the tail is what lies behind the first :math:`\lfloor \gamma r_k \rfloor`.
-    3. If that sum has become smaller, it drops the tail for good, down to ``r_min`` at least, and sends what is left.
+       matrices; the tail is every rank beyond the first :math:`\lfloor \gamma r_k \rfloor`.
+    3. If that sum has become smaller, it drops the tail permanently, down to ``r_min`` at least, and sends the rest.
 
     The server pads with zeros to ``r_max`` and averages A and B separately, with weights :math:`\lVert B_k A_k \rVert_F`, one per
     client, over all matrices together (equal weights while all are zero). The head has the same weights. Zero-padding lets the high
     ranks fade, by design.
 
     Ranks start at :math:`\lfloor r_{min} + (r_{max} - r_{min})(k - 1) / M \rfloor`, k = 1…M, the rule of PF2LoRA's paper, which
-    reproduces its parameter counts; HETLoRA's own draws them at random. M counts those who take part; who is only measured has the
-    rank of the next of them, or of the last. Monitored: accuracy after aggregation, each client's
-    truncated adapter on its own test data; ``global/…`` is the one of rank ``r_max``.
+    reproduces its parameter counts; HETLoRA itself draws them at random. M counts the clients that may take part. A client that is
+    only evaluated has the rank of the next participating client, or of the last. Monitored: accuracy after aggregation, of each
+    client's truncated adapter on its own test data; ``global/…`` is the adapter of rank ``r_max``.
 
     Args:
         backbone: builds the network, given the number of classes: ``TransformerClassifier``.
@@ -43,7 +43,7 @@ class HETLoRA(LoRAModule):
         r_max: the server's rank, which no client has. PF2LoRA's paper: 12 (SQuAD: 14).
         lora_alpha: scaling is ``lora_alpha / r_max`` for every rank; None: 1.
         penalty: :math:`\lambda`. PF2LoRA's paper: 5e-3 (CoLA: 1e-3, generation: 5e-4).
-        keep: :math:`\gamma`, the part of the ranks that is not the tail. PF2LoRA's paper: 0.99, which makes the tail one rank.
+        keep: :math:`\gamma`, the share of the ranks before the tail. PF2LoRA's paper: 0.99, which makes the tail one rank.
         **kwargs: see :class:`lightning_fed.methods.families.lora.LoRAModule`. PF2LoRA's paper: AdamW, lr 2e-3 (CoLA, SQuAD: 5e-3).
     """
 
@@ -66,7 +66,7 @@ class HETLoRA(LoRAModule):
         self.penalty = penalty
         self.keep = keep
         self._kept: int | None = None
-        self._heavy = 0.0  # the tail when the fit began
+        self._heavy = 0.0  # size of the tail when the fit began
 
     def rank(self) -> int:
         """The client's rank; the server's is the largest."""
@@ -83,16 +83,16 @@ class HETLoRA(LoRAModule):
         return torch.stack(products).sum()
 
     def phases(self) -> list[Phase]:
-        """As in LoRA, with the penalty on the tail."""
+        """The phase of LoRA, with the penalty on the tail."""
         return [replace(phase, penalty=lambda: self.penalty * self.tail()) for phase in super().phases()]
 
     def on_fit_start(self) -> None:
-        """Note how heavy the tail is."""
+        """Note the size of the tail."""
         super().on_fit_start()
         self._heavy = self.tail().item()
 
     def on_fit_end(self) -> None:
-        """Drop the tail if it has become lighter."""
+        """Drop the tail if it has become smaller."""
         super().on_fit_end()
         self._kept = self.rank_without_tail() if self.tail().item() < self._heavy else None
 
@@ -101,11 +101,11 @@ class HETLoRA(LoRAModule):
         self._kept = None
 
     def shared_state(self) -> State:
-        """What travels, without a tail that was dropped."""
+        """The payload, without a dropped tail."""
         return super().shared_state() if self._kept is None else truncated(super().shared_state(), self._kept)
 
     def load_private_state(self, state: State) -> None:
-        """Moments of ranks that were dropped since go too."""
+        """Drop the moments of ranks that were dropped since."""
         own = dict(self.named_parameters())
         fitting = {}
         for name, tensor in state.items():
@@ -116,7 +116,7 @@ class HETLoRA(LoRAModule):
         super().load_private_state(fitting)
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """Truncates, pads, and averages by norm."""
+        """A server that truncates, pads, and averages by norm."""
         participants = [client.id for client in clients if client.takes_part]
         span, last = self.r_max - self.r_min, len(participants) - 1
         places = accumulate((client.takes_part for client in clients), initial=0)
@@ -132,9 +132,9 @@ class HETLoRAServer(Server):
 
     Args:
         state: the adapter and the head.
-        ranks: the clients' ranks at first, by id.
+        ranks: the clients' initial ranks, by id.
         r_min: smallest rank that a client may send.
-        eligible_clients: ids of those who take part, over whom ``server/rank_mean`` is; None: all.
+        eligible_clients: ids of the clients that may take part, over which ``server/rank_mean`` is the mean; None: all.
     """
 
     def __init__(self, state: State, ranks: dict[int, int], r_min: int, eligible_clients: Sequence[int] | None = None) -> None:
@@ -148,7 +148,7 @@ class HETLoRAServer(Server):
         return Broadcast(truncated(self.state, rank), rank)
 
     def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
-        """What the client was sent, less the tail that it dropped.
+        """The state that the client was sent, without the tail that it dropped.
 
         Raises:
             FederationError: for a rank that the client cannot have.
@@ -160,7 +160,7 @@ class HETLoRAServer(Server):
         return truncated(sent.state, rank)
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        """Merge a round's updates, and note their ranks; returns ``server/rank_mean``."""
+        """Merge a round's updates and note their ranks; returns ``server/rank_mean``."""
         ranks = dict(self.ranks)
         super().aggregate(noted(updates, lambda update: ranks.update({update.client: rank_of(update.state)})))
         self.ranks = ranks
@@ -190,7 +190,7 @@ def rank_of(state: State, default: int = 0) -> int:
 
 
 def truncated(state: State, rank: int) -> State:
-    """The first rows of A and columns of B; other tensors as they are."""
+    """The first rows of A and columns of B; other tensors unchanged."""
     return {
         name: tensor[:rank] if ".lora_A." in name else tensor[:, :rank] if ".lora_B." in name else tensor
         for name, tensor in state.items()
@@ -198,7 +198,7 @@ def truncated(state: State, rank: int) -> State:
 
 
 def padded_like(state: State, like: State) -> State:
-    """Tensors filled up with zeros to the sizes of others."""
+    """Tensors padded with zeros to the sizes of others."""
     padded = {name: torch.zeros_like(tensor) for name, tensor in like.items()}
     for name, tensor in state.items():
         padded[name][tuple(slice(size) for size in tensor.shape)] = tensor
@@ -214,8 +214,8 @@ def product_norm(adapter: State) -> float:
 
 
 def combine_by_norm(updates: Iterable[tuple[State, float]], state: State) -> State:
-    """The mean of adapters that are filled up to the server's rank, weighted by the norms of their products; with equal weights if
-    all products are zero.
+    """The mean of adapters padded to the server's rank, weighted by the norms of their products; with equal weights if all products
+    are zero.
     """
     by_norm, equal = WeightedMean(), WeightedMean()
     for update, weight in updates:

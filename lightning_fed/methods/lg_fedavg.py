@@ -10,17 +10,17 @@ from lightning_fed.options import PositiveInt
 
 
 class LGFedAvg(FederatedModule):
-    """Clients keep their own feature extractor, of any architecture, and share the classifier on top.
+    """Clients keep local representations, of any architecture, and share the global classifier on top.
 
-    Everything is trained together, for ``epochs`` epochs; the last layers travel and are averaged with equal weights, as in the
-    authors' code. That code names the shared layers by their position and so, for its CIFAR network, shares the convolutions
-    instead; here they are the last ones, as the paper says. The authors start from a model that FedAvg trained; this starts from
-    scratch, as the comparisons of later papers do. Monitored: accuracy after aggregation.
+    Everything is trained together for ``epochs`` epochs. The last layers travel and are averaged with equal weights, as in the
+    authors' code. That code names the shared layers by their position, and so shares the convolutions of its CIFAR network;
+    here the shared layers are the last ones, as in the paper. The authors start from a model trained with FedAvg; this starts from
+    scratch, as in the comparisons of later papers. Monitored: accuracy after aggregation.
 
     Args:
-        backbone: the clients' networks, which must be equal in the layers that they share.
+        backbone: the clients' networks, which must be equal in the shared layers.
         num_classes: number of classes; None: as many as the data have.
-        shared_layers: how many layers travel, counted from the head, a residual block being one.
+        shared_layers: number of layers that travel, counted from the head; a residual block counts as one.
         **kwargs: see :class:`.FederatedModule`.
     """
 
@@ -34,11 +34,11 @@ class LGFedAvg(FederatedModule):
         self.shared_layers = shared_layers
 
     def shared_names(self) -> set[str]:
-        """The last layers."""
+        """Names in the last layers."""
         return super().shared_names() & {f"backbone.{name}" for name in self.backbone.last_layers(self.shared_layers)}
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """The average of the layers, which are the same in all networks or none: they are looked at before the first round."""
+        """A server that averages the layers; check before the first round that they are equal in all networks."""
         shared = self.shared_state()
         for client, other in one_per_architecture(self, clients):
             what = f"What client {client.id}'s network, {name_of(other.backbone)}, shares"

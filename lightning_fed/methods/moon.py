@@ -17,28 +17,28 @@ from lightning_fed.options import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 class MOON(WholeServerModule, KeepsGlobalParameters):
-    r"""FedAvg whose clients learn representations that are nearer to the server's model's than to those of their own last one.
+    r"""Model-contrastive learning: FedAvg with representations pulled to the global model's and away from the client's last one's.
 
     A client minimises :math:`L_k(w) + \mu\, \ell_\mathrm{con}`, the mean over the batch of
 
     .. math:: \ell_\mathrm{con} = -\log \frac{e^{\cos(z, z_\mathrm{glob}) / T}}
         {e^{\cos(z, z_\mathrm{glob}) / T} + e^{\cos(z, z_\mathrm{prev}) / T}},
 
-    with the representations :math:`z` of the model that is trained, :math:`z_\mathrm{glob}` of the one that the server sent, and
-    :math:`z_\mathrm{prev}` of the one with which the client's last turn ended; the latter two are in eval mode and get no gradient.
-    In its first turn a client has no other last model than the one that it was sent: the term is :math:`\log 2`, its gradient zero,
+    with the representations :math:`z` of the trained model, :math:`z_\mathrm{glob}` of the model that the server sent, and
+    :math:`z_\mathrm{prev}` of the model at the end of the client's last turn; the latter two are in eval mode and get no gradient.
+    In a client's first turn the last model is the received one: the term is :math:`\log 2`, its gradient zero,
     and the turn FedAvg's bit for bit.
 
-    What travels and how it is merged is FedAvg's; the last model stays with the client. The logged loss includes the term.
+    Payload and average are FedAvg's; the last model stays with the client. The logged loss includes the term.
     Monitored: accuracy after aggregation, of the server's model.
 
     Args:
         backbone: the network that every client trains. The paper's have two more linear layers before the head, a projection to
-            256 values: they are a part of the network, and :math:`z` is what they give.
+            256 values: they are a part of the network, and :math:`z` is their output.
         num_classes: number of classes; None: as many as the data have.
         mu: :math:`\mu`; 0 is exactly FedAvg. The paper: 5 (CIFAR-10), of {0.001, 0.01, 0.1, 1, 5, 10}.
         temperature: T. The paper: 0.5.
-        cut: where the network is cut for z; ``features`` is the input of its head.
+        cut: the place in the network that gives z; ``features`` is the input of its head.
         **kwargs: see :class:`.FederatedModule`. The paper: SGD, lr 0.01, momentum 0.9, weight decay 1e-5, 10 ``epochs``.
     """
 
@@ -58,17 +58,17 @@ class MOON(WholeServerModule, KeepsGlobalParameters):
         self._representations: list[Tensor] | None = None  # of the model that is trained, while they are noted
 
     def build(self) -> None:
-        """The network, and room for the last one."""
+        """Build the network and a copy for the last one."""
         super().build()
         frozen, network = self.find_frozen(), _of_the_network(self.state_dict())
         self.previous = BufferDict({name: tensor for name, tensor in network.items() if name not in frozen})
 
     def shared_names(self) -> set[str]:
-        """The network; the last one stays."""
+        """Names in the network; the last one stays."""
         return {name for name in super().shared_names() if not name.startswith("previous.")}
 
     def initialized_from(self) -> dict[str, str]:
-        """The last model begins as the first one that is received."""
+        """The last model starts as the first received one."""
         return {f"previous.{name.replace('.', '/')}": name for name in self.previous}
 
     def initial_originals(self) -> State:
@@ -76,12 +76,12 @@ class MOON(WholeServerModule, KeepsGlobalParameters):
         return {}
 
     def remembered(self) -> dict[str, Tensor]:
-        """All of the network that travels: one in eval mode has statistics, too."""
+        """All tensors of the network that travel, with the statistics that eval mode needs."""
         shared = self.shared_names()
         return {name: tensor for name, tensor in _of_the_network(self.state_dict()).items() if name in shared}
 
     def after_training(self, reviewed: State) -> None:
-        """What was trained is the last model now."""
+        """Keep the trained model as the last one."""
         self.previous.update(self.remembered())
 
     def forward(self, x: Any) -> Tensor:
@@ -93,12 +93,12 @@ class MOON(WholeServerModule, KeepsGlobalParameters):
         return logits
 
     def phases(self) -> list[Phase]:
-        """FedAvg's, on another loss."""
+        """FedAvg's phase, with another loss."""
         return [self.local_phase("local", list(self.parameters()), self.moon_loss if self.mu else self.client_loss)]
 
     def moon_loss(self, batch: Any) -> Tensor:
         r"""The loss of a batch plus the contrastive term, which is :math:`\log(1 + e^{(\cos(z, z_\mathrm{prev}) - \cos(z,
-        z_\mathrm{glob})) / T})`: finite for any T, and of gradient zero where both are the same.
+        z_\mathrm{glob})) / T})`: finite for any T, and of gradient zero if both are equal.
         """
         self._representations = []
         try:
@@ -122,7 +122,7 @@ class MOON(WholeServerModule, KeepsGlobalParameters):
 
 
 def _of_the_network(state: State) -> State:
-    """Without what a loss with parameters has, which gives no representations."""
+    """A state without the parameters of the loss, which do not affect representations."""
     return {name: tensor for name, tensor in state.items() if name.startswith("backbone.")}
 
 
@@ -144,7 +144,7 @@ class Encoder(nn.Module):
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """In this block a network is in eval mode; afterwards each of its layers is as it was."""
+    """Put a network in eval mode within this block; afterwards restore the mode of each layer."""
     modes = {layer: layer.training for layer in network.modules()}
     network.eval()
     try:

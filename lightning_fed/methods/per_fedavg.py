@@ -15,19 +15,19 @@ from lightning_fed.options import NonNegativeFloat, NonNegativeInt, PositiveFloa
 
 
 class PerFedAvg(SecondOrderModule):
-    r"""A common model from which one gradient step leads to a good personal one (MAML).
+    r"""Model-agnostic meta-learning of a common model from which one gradient step leads to a good personal one.
 
     The objective is :math:`\min_w \frac{1}{N} \sum_k f_k(w - \alpha \nabla f_k(w))`. A step of a client has batches :math:`D, D',
-    D''`, independent ones if it has as many (with one they are the same examples):
+    D''`, independent if the client has enough batches (with a single batch they are the same examples):
 
     1. :math:`\tilde w = w - \alpha \nabla F(w; D)`.
     2. :math:`G = [I - \alpha \nabla^2 F(w; D'')]\, \nabla F(\tilde w; D')`.
-    3. The optimizer steps w, which is where it was before step 1, along G.
+    3. The optimizer steps w, at its value before step 1, along G.
 
-    What learns travels, FedAvg's parameters or those of ``adapters``, and is averaged with equal weights; nothing is private.
-    Statistics of batch norm move once in a step, by :math:`D'`. Monitored: the adapted model, one step of rate :math:`\alpha` on a
-    batch of the client's own training data (``adapted_accuracy``), in eval mode, while training adapts in train mode; the model as
-    it was sent is reported too (``accuracy``).
+    The trained parameters travel, FedAvg's or those of ``adapters``, and are averaged with equal weights; nothing is private.
+    Batch-norm statistics move once per step, by :math:`D'`. Monitored: the adapted model, after one step of rate :math:`\alpha` on
+    a batch of the client's own training data (``adapted_accuracy``), in eval mode, while training adapts in train mode; the
+    received model is reported too (``accuracy``).
 
     Args:
         backbone: the network that every client trains. The attention of one of the transformers library becomes ``eager`` with
@@ -39,9 +39,9 @@ class PerFedAvg(SecondOrderModule):
             is g.
         delta: :math:`\delta` of finite differences.
         batches: 2, with D'' = D, or 3.
-        steps: optimizer steps per round, each of so many batches; None: ``epochs`` epochs, whose last batches a step may not fill.
-            A client that cannot fill one in all of them ends the run with a message. pFedMe's authors: 20.
-        **kwargs: see :class:`.FederatedModule`; ``gradient_clip`` limits G. There is no ``fine_tuning``: the step is the method's.
+        steps: optimizer steps per round, each of so many batches; None: ``epochs`` epochs, whose last batches may not fill a step.
+            A client that cannot fill a single step ends the run with a message. pFedMe's authors: 20.
+        **kwargs: see :class:`.FederatedModule`; ``gradient_clip`` limits G. ``fine_tuning`` is refused: the step is the method's.
     """
 
     weighting: Literal["examples", "uniform"] = "uniform"
@@ -62,14 +62,14 @@ class PerFedAvg(SecondOrderModule):
         self.hessian = hessian
         self.delta = delta
         self.batches_per_step = batches
-        self._values: State = {}  # of the adapted model that is measured
+        self._values: State = {}  # of the adapted model that is evaluated
 
     def choose_monitor(self) -> str:
         """That of the adapted model."""
         return f"adapted_{super().choose_monitor()}"
 
     def build(self) -> None:
-        """A network that can be differentiated as often as needed."""
+        """Build a network that can be differentiated as often as needed."""
         super().build()
         if self.hessian == "exact" and isinstance(self.backbone, Transformer):
             attend_with_second_derivatives(self.backbone)
@@ -95,7 +95,7 @@ class PerFedAvg(SecondOrderModule):
         return loss.detach()
 
     def learnable(self) -> State:
-        """What learns by name, apart from the parameters themselves."""
+        """Trainable tensors by name, separate from the parameters themselves."""
         shared = self.shared_names()
         return {name: p.detach().requires_grad_() for name, p in self.named_parameters() if name in shared}
 
@@ -108,7 +108,7 @@ class PerFedAvg(SecondOrderModule):
     # ------------------------------------------------------------------------------------------------------------ measuring
 
     def configure_metrics(self) -> MetricCollection:
-        """Of the model as it was sent, and adapted."""
+        """Metrics of the received and of the adapted model."""
         plain = super().configure_metrics()
         both: dict[str, Metric | MetricCollection] = {
             f"{prefix}{name}": metric.clone() for prefix in ("", "adapted_") for name, metric in plain.items()
@@ -125,12 +125,12 @@ class PerFedAvg(SecondOrderModule):
         self._adapt()
 
     def predict_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
-        """Outputs of the adapted model, which is what is monitored."""
+        """Outputs of the adapted model, which is monitored."""
         with self._holding(self._values):
             return super().predict_step(batch, batch_idx)
 
     def _adapt(self) -> None:
-        """One step on the first batch of the client's training data, in a random order; none where there are none."""
+        """Take one step on the first batch of the client's training data, in a random order; none without training data."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         with torch.inference_mode(False), torch.enable_grad():
             first = next(iter(data.train_dataloader()), None)
@@ -142,7 +142,7 @@ class PerFedAvg(SecondOrderModule):
             self._values = self.adapted(self.learnable(), batch)
 
     def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:
-        """Take a batch into both kinds of metrics."""
+        """Add a batch to both kinds of metrics."""
         inputs, targets = self.unpack(batch)
         for prefix, values in (("", {}), ("adapted_", self._values)):
             with self._holding(values):

@@ -1,4 +1,4 @@
-"""Per-FedAvg on a LoRA adapter, as PF2LoRA compares with."""
+"""Per-FedAvg on a LoRA adapter, a baseline of PF2LoRA."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from lightning_fed.options import NonNegativeFloat, NonNegativeInt, PositiveInt
 class PerFedAvgLoRA(PerFedAvg, LoRAModule):
     r"""A common adapter from which one gradient step leads to a good personal one: :class:`.PerFedAvg` with LoRA's defaults.
 
-    The adapter and the head are averaged with equal weights; AdamW steps them along G. Nothing is private between rounds but its
-    moments. Monitored: the adapted model (``adapted_accuracy``); the model as it was sent is reported too (``accuracy``). PF2LoRA's
+    The adapter and the head are averaged with equal weights; AdamW steps them along G. Only its moments are private between
+    rounds. Monitored: the adapted model (``adapted_accuracy``); the received model is reported too (``accuracy``). PF2LoRA's
     paper does not say which of them it reports.
 
     Args:

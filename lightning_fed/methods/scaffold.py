@@ -20,31 +20,31 @@ CONTROL = "control/"
 
 
 class SCAFFOLD(WholeServerModule, KeepsGlobalParameters):
-    r"""Steps are corrected by how the client's gradients differ from everybody's, so that clients do not drift apart.
+    r"""Control variates correct each local step for client drift, the difference between a client's and the average gradient.
 
-    The server has the model :math:`x` and a control variate :math:`c`, a client one of its own, :math:`c_k`; all begin at zero. A
-    round of a client:
+    The server has the model :math:`x` and a control variate :math:`c`, each client its own :math:`c_k`; both control variates start
+    at zero. A round of a client:
 
     1. Load :math:`x` and :math:`c`; :math:`y \leftarrow x`.
-    2. K steps :math:`y \leftarrow y - \eta\,(g(y) - c_k + c)`.
-    3. :math:`c_k^+`, see ``option``; send :math:`y` and :math:`c + \Delta c_k` with :math:`\Delta c_k = c_k^+ - c_k`. Then
+    2. Take K steps :math:`y \leftarrow y - \eta\,(g(y) - c_k + c)`.
+    3. Compute :math:`c_k^+`, see ``option``; send :math:`y` and :math:`c + \Delta c_k` with :math:`\Delta c_k = c_k^+ - c_k`. Then
        :math:`c_k \leftarrow c_k^+`, which stays.
 
     The server averages with equal weights, :math:`x \leftarrow x + \eta_g (\bar y - x)` over the participants S and :math:`c
     \leftarrow c + \frac{1}{N} \sum_{k \in S} \Delta c_k` over the N clients that may take part, so that :math:`c` is always the
-    mean of all their :math:`c_k`. The paper sends :math:`y - x` and :math:`\Delta c_k`, which is the same, for the server knows
-    :math:`x` and :math:`c`; so sent, the first round is FedAvg's with equal weights bit for bit, and both are compressed as
-    changes of what was received. Twice the parameters travel each way. Buffers (batch norm) are averaged
-    as in FedAvg, whatever :math:`\eta_g` is, and have no control. Monitored: accuracy after aggregation.
+    mean of all their :math:`c_k`. The paper sends :math:`y - x` and :math:`\Delta c_k`, which is equivalent, because the server
+    knows :math:`x` and :math:`c`. With the payload used here the first round is FedAvg's with equal weights, bit for bit, and both
+    are compressed as changes of the received values. Twice the parameters travel each way. Buffers (batch norm) are averaged
+    as in FedAvg, whatever :math:`\eta_g` is, and have no control variates. Monitored: accuracy after aggregation.
 
     Args:
         backbone: the network that every client trains.
         num_classes: number of classes; None: as many as the data have.
-        option: ``"II"``: :math:`c_k^+ = c_k - c + (x - y) / \sum \eta` over the steps that were taken; for plain SGD alone, since
-            with momentum, weight decay or clipping that is no gradient. ``"I"``: the gradient at :math:`x` over all the client's
-            data, one pass more (with the batch-norm statistics that training left).
+        option: ``"II"``: :math:`c_k^+ = c_k - c + (x - y) / \sum \eta` over the steps taken; for plain SGD only, since with
+            momentum, weight decay or clipping this is not a gradient. ``"I"``: the gradient at :math:`x` over all the client's
+            data, in one additional pass (with the batch-norm statistics after training).
         server_lr: :math:`\eta_g`; 1 in the paper's experiments.
-        **kwargs: see :class:`.FederatedModule`. Gradients are clipped, with option I, when they are corrected.
+        **kwargs: see :class:`.FederatedModule`. With option I, ``gradient_clip`` clips the corrected gradients.
     """
 
     weighting = "uniform"
@@ -62,7 +62,7 @@ class SCAFFOLD(WholeServerModule, KeepsGlobalParameters):
         self.server_lr = server_lr
         self.total_lr = 0.0  # the sum of the learning rates of the steps since the broadcast
         if option == "II":
-            self.scales_gradients = False  # a step that is skipped when scaled gradients overflow would be counted
+            self.scales_gradients = False  # steps that are skipped when scaled gradients overflow would be counted
             check_plain_sgd(self.optimizer, self.gradient_clip)
 
     def build(self) -> None:
@@ -72,7 +72,7 @@ class SCAFFOLD(WholeServerModule, KeepsGlobalParameters):
         self.control = BufferDict(zeros, persistent=False)  # c until the client has trained, then c + Δc
 
     def shared_names(self) -> set[str]:
-        """The network; the client's control variate stays."""
+        """Names in the network; the client's control variate stays."""
         return {name for name in super().shared_names() if not name.startswith("own_control.")}
 
     def payload(self) -> State:
@@ -84,11 +84,11 @@ class SCAFFOLD(WholeServerModule, KeepsGlobalParameters):
         self.total_lr = 0.0
 
     def phases(self) -> list[Phase]:
-        """FedAvg's, with corrected gradients."""
+        """FedAvg's phase, with corrected gradients."""
         return [self.local_phase("local", list(self.parameters()), self.corrected_loss)]
 
     def corrected_loss(self, batch: Any) -> Tensor:
-        """The loss of a batch, whose gradient is corrected by a term of value zero: so it is right at any precision."""
+        """The loss of a batch plus a term of value zero that corrects the gradient, which works at any precision."""
         terms = [((self.control[name] - self.own_control[name]) * p).sum() for name, p in self.learning().items()]
         correction = torch.stack(terms).sum()
         return self.client_loss(batch) + (correction - correction.detach())
@@ -97,7 +97,7 @@ class SCAFFOLD(WholeServerModule, KeepsGlobalParameters):
         self.total_lr += optimizer.param_groups[0]["lr"]
 
     def post_training_step(self, batch: Any) -> State:
-        """Option I: the gradient at x of a batch, summed over its examples."""
+        """Option I: the gradient of a batch at x, summed over its examples."""
         with torch.enable_grad(), self.at_global_parameters() as point:
             grads = torch.autograd.grad(self.client_loss(batch), list(point.values()), materialize_grads=True)
         size = len(self.unpack(batch)[1])
@@ -110,7 +110,7 @@ class SCAFFOLD(WholeServerModule, KeepsGlobalParameters):
 
     @torch.no_grad()
     def after_training(self, reviewed: State) -> None:
-        """Find the new control variate."""
+        """Compute the new control variate."""
         for name, now in self.learning().items():
             before, control = self.own_control[name], self.control[name]
             if self.option == "I":
@@ -121,13 +121,13 @@ class SCAFFOLD(WholeServerModule, KeepsGlobalParameters):
             before.copy_(after)
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """Averages models with equal weights, and adds up control variates."""
+        """A server that averages models with equal weights and adds up control variates."""
         update = ScaffoldUpdate(sum(client.takes_part for client in clients), self.server_lr, self.server_parameters().keys())
         return Server(self.update_state(), self.weighting, holds_model=True, update=update)
 
 
 def check_plain_sgd(optimizer: OptimizerCallable, gradient_clip: float | None) -> None:
-    """Refuse what makes (x − y) / Ση something else than a mean of gradients."""
+    """Refuse settings with which (x − y) / Ση is not a mean of gradients."""
     made = optimizer([nn.Parameter(torch.zeros(1))])
     wrong = [key for group in made.param_groups for key in ("momentum", "weight_decay") if group.get(key)]
     wrong += [f"gradient_clip={gradient_clip}"] if gradient_clip is not None else []
@@ -145,9 +145,9 @@ class ScaffoldUpdate(ServerUpdate):
     r""":math:`c` grows by :math:`\frac{1}{N} \sum_{k \in S} \Delta c_k`, and the model moves by :math:`\eta_g` towards the mean.
 
     Args:
-        num_clients: N, how many may take part.
+        num_clients: N, the number of clients that may take part.
         server_lr: :math:`\eta_g`.
-        parameters: names of what moves by it.
+        parameters: names of the tensors that move by it.
     """
 
     num_clients: int
@@ -156,7 +156,7 @@ class ScaffoldUpdate(ServerUpdate):
     one_unit = False  # control variates, too
 
     def __call__(self, state: State, combined: State, clients: int) -> State:
-        """Buffers are the mean: beyond it a variance may be negative."""
+        """Move the model; buffers take the mean, because beyond it a variance could be negative."""
         share = clients / self.num_clients
         moved = {name: torch.lerp(state[name], mean, share) for name, mean in combined.items() if name.startswith(CONTROL)}
         if self.server_lr != 1:

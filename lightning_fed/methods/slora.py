@@ -42,7 +42,7 @@ class SLoRA(LoRAModule):
     trained, is so in both stages. A random sparse matrix is far from low rank: ``server/energy``, in the round that ends the first
     stage, is the part :math:`\lVert s BA \rVert_F^2 / \lVert \Delta W \rVert_F^2` that survives, over all matrices together.
 
-    Monitored: accuracy of the global model on everybody's test data.
+    Monitored: accuracy of the global model on the test data of all clients.
 
     Args:
         backbone: builds the network, given the number of classes: ``VisionTransformer``.

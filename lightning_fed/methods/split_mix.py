@@ -29,7 +29,7 @@ class SplitMix(SizedModule):
     cross-entropy and gradients; then one step is done for all. The server averages each network over the clients that trained it;
     the others stay as they are. A prediction is the mean of the logits, for a client over the first k networks.
 
-    Monitored: accuracy of the full ensemble on everybody's test data, beside ``mix_<k>/test_accuracy`` of every smaller one. The
+    Monitored: accuracy of the full ensemble on the test data of all clients; every smaller one has ``mix_<k>/test_accuracy``. The
     full ensemble is about as large as one wide network and never equal to it. Batch norm is static and the loss masked: see
     :class:`.SizedModule`. (The authors mask what is absent from the batch, here it is what is absent from
     the client.) They weight by amounts of data; FedHM's experiments by 1, as here.

@@ -39,12 +39,12 @@ def divergence(teacher: Tensor, student: Tensor) -> Tensor:
 
 
 class LossOf(nn.Module):
-    """A module whose output is a loss of another module: ``functional_call``, which calls ``forward``, then computes the loss with
-    other parameters. Their names begin with ``module.``.
+    """A module whose output is a loss of another module, so that ``functional_call`` can compute the loss with other parameters.
+    Their names begin with ``module.``.
 
     Args:
-        module: the other.
-        loss: of a batch; it depends on the module's parameters.
+        module: the other module.
+        loss: loss of a batch as a function of the module's parameters.
     """
 
     def __init__(self, module: nn.Module, loss: Callable[[Any], Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Differential privacy of clients and of examples: what they contribute is bounded, hidden in noise and accounted for."""
+"""Client-level and example-level differential privacy: contributions are clipped, noise is added, and the cost is accounted for."""
 
 from lightning_fed.privacy.client_dp import AdaptiveClip, ClientDP
 from lightning_fed.privacy.example_dp import ExampleDP

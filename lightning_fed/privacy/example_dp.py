@@ -1,4 +1,4 @@
-"""Differential privacy of examples: DP-SGD in every client's turns (Abadi et al. 2016, https://arxiv.org/abs/1607.00133)."""
+"""Example-level differential privacy: DP-SGD in every client's training (Abadi et al. 2016, https://arxiv.org/abs/1607.00133)."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,14 +24,14 @@ from lightning_fed.tensors import State
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleDP(DifferentialPrivacy):
-    r"""Differential privacy of each training example: whether a client held it cannot be told from what the client sends, up to ε
-    and δ.
+    r"""Example-level differential privacy: what a client sends does not reveal, up to ε and δ, whether one training example was in
+    its data.
 
     Every step of local training draws each of the client's :math:`n_k` examples with probability :math:`q = b / n_k`,
     independently, where b is the batch size. It scales each example's gradient down to a norm of at most C, adds Gaussian noise of
-    standard deviation zC to their sum, and divides by b. An epoch has :math:`\lceil n_k / b \rceil` steps. All phases of a turn are
-    trained like that, those of private parameters too: else one example would move the gradients of the others. The numbers of
-    examples are public.
+    standard deviation zC to the sum, and divides by b. An epoch has :math:`\lceil n_k / b \rceil` steps. All phases of a turn are
+    trained like this, including those of private parameters: otherwise one example would change the gradients of others. The
+    numbers of examples are public.
 
     Args:
         clip: C.
@@ -56,16 +56,16 @@ class ExampleDP(DifferentialPrivacy):
     def mechanism(
         self, clients: Sequence[ClientInfo], batch_size: int, steps: Mapping[int, Sequence[int]], seed: int
     ) -> "ExampleMechanism":
-        """What a run does.
+        """The mechanism of a run.
 
         Args:
-            clients: that train; those that take part are accounted for.
+            clients: clients that train. Those that take part in rounds are accounted for.
             batch_size: b.
-            steps: those of each client after 1, 2, … rounds if it takes part in all of them, by its id.
-            seed: the run's.
+            steps: by client id, the number of steps after 1, 2, … rounds if the client takes part in all of them.
+            seed: the run's seed.
 
         Raises:
-            FederationError: for a δ that says nothing.
+            FederationError: for a δ that guarantees nothing.
         """
         most = max(client.num_train for client in clients if client.takes_part)
         require(
@@ -90,9 +90,9 @@ class ExampleTraining:
     """How the clients of a run train with :class:`ExampleDP`.
 
     Args:
-        privacy: what was asked for.
-        multipliers: z of each client, by its id.
-        seed: the run's, of which the noise is a function, and so a simulation of privacy.
+        privacy: the settings.
+        multipliers: z by client id.
+        seed: the run's seed. The noise is a function of it, so this simulates privacy.
     """
 
     privacy: ExampleDP
@@ -101,7 +101,7 @@ class ExampleTraining:
 
     @contextmanager
     def of(self, module: PhasedModule, data: ClientDataModule, turn: Turn) -> Iterator[None]:
-        """In this block a client's training is private."""
+        """Train a client privately in this block."""
         noise, client = SeededNoise(self.seed), turn.client
 
         def normals(name: str, count: int) -> Tensor:
@@ -117,12 +117,12 @@ class ExampleTraining:
 
 
 class ExampleMechanism(Mechanism):
-    """The ledger of every client's steps. Each of a client's steps cost the same: they compose with those of its other phases.
+    """The ledger of every client's steps, in which steps of all phases count alike.
 
     Args:
-        training: what workers do.
-        rates: q of each client, by its id.
-        planned: see ``steps`` of :meth:`ExampleDP.mechanism`, of those that take part.
+        training: how clients train.
+        rates: q by client id.
+        planned: ``steps`` of :meth:`ExampleDP.mechanism` for the clients that take part.
     """
 
     def __init__(self, training: ExampleTraining, rates: Mapping[int, float], planned: Mapping[int, Sequence[int]]) -> None:
@@ -135,7 +135,7 @@ class ExampleMechanism(Mechanism):
         return [self.training.multipliers[client] for client in self.steps]
 
     def note(self, round: int, updates: Collection[ClientUpdate]) -> None:
-        """Write down the steps of those that took part.
+        """Record the steps of a round.
 
         Raises:
             FederationError: for more steps than the noise was chosen for.
@@ -151,12 +151,12 @@ class ExampleMechanism(Mechanism):
             self.steps[update.client] += steps
 
     def epsilon(self, rounds: int) -> float:
-        """ε of a client that takes part in the first ``rounds`` rounds, the largest of all clients'."""
+        """Largest ε of a client that takes part in each of the first ``rounds`` rounds."""
         return self._largest({client: planned[rounds - 1] for client, planned in self.planned.items()})
 
     def _largest(self, steps: Mapping[int, int]) -> float:
-        """The largest ε of clients with these steps. Who draws with a smaller rate, more noise and fewer steps than another is not
-        asked: each ε takes a moment.
+        """Largest ε for these numbers of steps. Computing one takes up to a second, so clients with a smaller rate, more noise and
+        fewer steps than another one are skipped.
         """
         spent = {(self.rates[client], self.training.multipliers[client], count) for client, count in steps.items()}
         worst = [
@@ -167,19 +167,18 @@ class ExampleMechanism(Mechanism):
         return max(epsilon(*one, self.training.privacy.delta) for one in worst)
 
     def spent(self) -> dict[str, float]:
-        """``privacy/epsilon``, that of the client that has spent most; none without noise."""
+        """``privacy/epsilon`` of the client that has spent most. Nothing without noise."""
         return {"privacy/epsilon": self._largest(self.steps)} if min(self.multipliers) > 0 else {}
 
     def forecast(self, values: int, rounds: int) -> str:
         multipliers, privacy = self.multipliers, self.training.privacy
         spread = " to ".join(f"{z:g}" for z in sorted({min(multipliers), max(multipliers)}))
         spent = "no guarantee" if not min(multipliers) else f"ε = {self.epsilon(rounds):.2f} at δ = {privacy.delta:g}"
-        return (
-            f"Privacy of examples: z = {spread}, clip norm {privacy.clip:g}; after {rounds} rounds of its own a client has {spent}."
-        )
+        said = f"Privacy of examples: z = {spread}, clip norm {privacy.clip:g}"
+        return f"{said}; a client that takes part in {rounds} rounds has {spent}."
 
     def state_dict(self) -> State:
-        """The ledger: q, z and steps of each client that takes part."""
+        """The ledger: q, z and number of steps of each client that takes part."""
         rows = [(self.rates[client], self.training.multipliers[client], float(count)) for client, count in self.steps.items()]
         return {"ledger": torch.tensor(rows, dtype=torch.float64)}
 

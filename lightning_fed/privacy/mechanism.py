@@ -1,4 +1,4 @@
-"""What differential privacy of clients and that of examples have in common."""
+"""What client-level and example-level differential privacy have in common."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from lightning_fed.options import Fraction, require_positive
 
 
 class Mechanism(Privacy):
-    """A :class:`.Privacy` whose cost is known."""
+    """A :class:`.Privacy` part of a server with a known ε."""
 
     @abstractmethod
     def epsilon(self, rounds: int) -> float:
@@ -19,22 +19,22 @@ class Mechanism(Privacy):
 
     @abstractmethod
     def forecast(self, values: int, rounds: int) -> str:
-        """What to expect of a run, in one line.
+        """One line about what to expect of a run.
 
         Args:
-            values: how many numbers the server's state has.
-            rounds: how many there will be.
+            values: number of values in the server's state.
+            rounds: number of rounds.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class DifferentialPrivacy(ABC):
-    """What is to be private, and at which cost.
+    """The privacy guarantee that a run is asked for.
 
     Args:
         delta: δ.
         epsilon: ε; or give ``noise_multiplier``.
-        noise_multiplier: z.
+        noise_multiplier: z, the standard deviation of the noise over the clip norm.
     """
 
     delta: Fraction
@@ -43,7 +43,7 @@ class DifferentialPrivacy(ABC):
 
     @abstractmethod
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
+        """Check the values."""
         require(0 < self.delta < 1, f"Got delta={self.delta}: give a number above 0 and below 1.")
         require(
             (self.epsilon is None) != (self.noise_multiplier is None),

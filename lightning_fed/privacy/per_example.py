@@ -1,4 +1,4 @@
-"""Gradients of single examples, clipped and hidden in noise: a step of DP-SGD."""
+"""A step of DP-SGD: per-example gradients, clipped, summed and noised."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -17,19 +17,19 @@ from lightning_fed.tensors import State
 PerExample = Literal["vmap", "loop"]
 
 MODULE = "module."
-"""What names of parameters begin with in a :class:`.LossOf`."""
+"""Prefix of parameter names in a :class:`.LossOf`."""
 
 
 class PrivateGradients:
-    r"""Sets the gradients of a step: each example's is scaled down to a norm of at most C, over all that learns in the phase; their
-    sum gets Gaussian noise of standard deviation zC and is divided by the expected size of a batch. The phase's penalty, which
-    depends on no example, is added to that.
+    r"""Sets the gradients of a step. Each example's gradient, over all parameters of the phase, is scaled down to a norm of at most
+    C. The sum gets Gaussian noise of standard deviation zC and is divided by the expected batch size. The gradient of the phase's
+    penalty, which depends on no example, is added without noise.
 
     Args:
         clip: C.
         multiplier: z.
-        batch_size: the expected one, :math:`q n_k`.
-        normals: standard normal numbers, given a name that no other step has and how many.
+        batch_size: expected batch size, :math:`q n_k`.
+        normals: returns so many standard normal numbers for a name. No two calls have the same name.
         per_example: see :class:`.ExampleDP`.
         chunk: see :class:`.ExampleDP`.
     """
@@ -48,7 +48,7 @@ class PrivateGradients:
         self._steps = 0
 
     def __call__(self, module: PhasedModule, batch: Any) -> Tensor:
-        """Set the gradients of the running phase; returns the mean loss of the examples, 0 if there are none.
+        """Set the gradients of the running phase. Returns the mean loss of the examples, 0 for an empty batch.
 
         Raises:
             FederationError: for a network that ``vmap`` cannot trace, a loss that changes the model, and a precision that scales
@@ -71,7 +71,7 @@ class PrivateGradients:
         return loss
 
     def clipped_sum(self, module: PhasedModule, learning: dict[str, nn.Parameter], batch: Any) -> tuple[State, Tensor]:
-        """The sum of the examples' clipped gradients by name, in float32 at least, and the mean of their losses."""
+        """Sum of the clipped gradients, by parameter name and at least in float32, and the mean loss."""
         total = {name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for name, p in learning.items()}
         examples, loss, before = extract_batch_size(batch), torch.zeros((), device=module.device), _versions(module)
         each = self._at_once if self.per_example == "vmap" else self._one_by_one
@@ -91,7 +91,7 @@ class PrivateGradients:
     def _at_once(
         self, module: PhasedModule, learning: dict[str, nn.Parameter], batch: Any, examples: int
     ) -> Iterator[tuple[State, Tensor]]:
-        """A chunk of examples' gradients ``(chunk, …)`` and losses ``(chunk,)``, and the next."""
+        """Gradients ``(chunk, …)`` and losses ``(chunk,)`` of one chunk of examples after the other."""
         shell = LossOf(module, module.phase.loss)
         values = {f"{MODULE}{name}": parameter.detach() for name, parameter in learning.items()}
 
@@ -122,5 +122,5 @@ class PrivateGradients:
 
 
 def _versions(module: nn.Module) -> list[int]:
-    """How often each parameter and buffer was changed in place."""
+    """How often each parameter and buffer was modified in place."""
     return [tensor._version for tensor in (*module.parameters(), *module.buffers())]

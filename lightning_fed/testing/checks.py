@@ -266,13 +266,13 @@ def an_unseen_client_is_personalized_and_leaves_no_trace(subject: Subject, folde
 
 
 def a_round_may_have_any_number_of_clients(subject: Subject, folder: Path) -> None:
-    """Nobody, too: then all stays as it was. A method that says itself who takes part is refused."""
+    """Methods that choose the participants themselves refuse dropout; a round in which all drop out changes nothing."""
     options: dict[str, Any] = {"sampling": "poisson", "participation": 0.4, "seed": EMPTY_SECOND, "evaluate_every": 0}
     servers, watch = ServerStates(), RoundStates()
     try:
         run = subject.fit(rounds=3, callbacks=[servers, watch], **options).run
     except FederationError as error:
-        if "says itself who takes part" in str(error):
+        if "chooses the participants itself" in str(error):
             return
         raise
     assert [row["round/clients"] for row in run.history] == [1.0, 0.0, 2.0], "The cohorts are other ones."
@@ -306,7 +306,7 @@ def a_clients_share_is_bounded_or_privacy_is_refused(subject: Subject, folder: P
     try:
         run = subject.fit(participation=1.0, callbacks=[servers], privacy=privacy).run
     except FederationError as error:
-        if any(said in str(error) for said in ("privacy is of clients that are drawn", "got privacy, but its")):
+        if any(said in str(error) for said in ("privacy needs clients that are sampled", "got privacy, but its")):
             return
         raise
     if type(run.server.update) is ServerUpdate:

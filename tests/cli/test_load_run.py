@@ -113,5 +113,5 @@ def test_each_task_has_columns_of_its_own(task: str, outputs: list[Any], targets
 
 def test_answers_that_are_no_row_of_numbers_are_refused() -> None:
     outputs: Tensor = torch.zeros(2, 5, 7)
-    with pytest.raises(FederationError, match=r"shape \(2, 5, 7\), which are no columns"):
+    with pytest.raises(FederationError, match=r"shape \(2, 5, 7\), which does not fit into a table"):
         columns(TASKS["multiclass"](), outputs, torch.zeros(2, 7))

@@ -427,7 +427,7 @@ class Chooses(FedAvg):
         return [ClientInfo(client, 10, 10, 10, ()) for client in self.chosen]
 
 
-@pytest.mark.parametrize(("chosen", "said"), [((), "names nobody in round 1"), ((0, 2), r"names clients \[2\] in round 1")])
+@pytest.mark.parametrize(("chosen", "said"), [((), "returned no clients"), ((0, 2), r"returned clients \[2\] in round 1")])
 def test_who_may_not_take_part_is_not_trained(chosen: tuple[int, ...], said: str) -> None:
     method = type("Chooses", (Chooses,), {"chosen": chosen})
     with pytest.raises(FederationError, match=said):

@@ -157,7 +157,7 @@ def test_worker_processes_have_the_same_rates(name: str, two_workers: Processes)
 
 
 def test_a_plateau_is_refused() -> None:
-    with pytest.raises(FederationError, match="ReduceLROnPlateau waits for a measurement"):
+    with pytest.raises(FederationError, match="ReduceLROnPlateau needs a metric"):
         rates(FedAvg(Net, 4, sgd, lr_scheduler=ReduceLROnPlateau), 1)
 
 

@@ -190,7 +190,7 @@ def test_images_of_another_type() -> None:
 def test_damaged_parquet_files(content: bytes) -> None:
     write_parquet([png()] * 12, [0] * 12)
     Path("train.parquet").write_bytes(content)
-    refused(lambda: CIFAR10("."), "train.parquet is no complete parquet file")
+    refused(lambda: CIFAR10("."), "train.parquet is not a complete parquet file")
 
 
 # -------------------------------------------------------------------------------------------------- Hugging Face, folders
@@ -334,4 +334,4 @@ def test_tokens_beyond_the_vocabulary_and_texts_beyond_the_positions() -> None:
 
 def test_a_first_step_that_fails_says_what_the_network_was_given() -> None:
     said = run_on(InMemory(torch.zeros(40, 1, 5, 5), Y, partition=IID(), num_clients=2), Net)
-    assert "the first step failed: Net, given inputs float32 (1, 5, 5), targets int64 (), said" in said
+    assert "the first step failed: Net, given inputs float32 (1, 5, 5), targets int64 (), raised" in said

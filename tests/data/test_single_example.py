@@ -191,7 +191,7 @@ def test_one_training_example_is_refused_with_batch_norm_before_the_run(name: st
     refused(
         new_method(name, backbone=NoisyNet),
         data_of(20, 1, 20),
-        r"^Client 1 has one training example, of which .*BatchNorm1d '(.*norm|gate.importance.2)'",
+        r"^Client 1 has one training example, which is too few for .*BatchNorm1d '(.*norm|gate.importance.2)'",
     )
 
 

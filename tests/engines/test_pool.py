@@ -183,7 +183,7 @@ def test_a_turn_that_takes_much_longer_than_turns_did_so_far_is_named(impatient:
     assert len(said) == 1
     assert re.fullmatch(
         r"Round 3: the turn of client 6 \(fit\) has taken [\d.]+ s in house 0; the longest one so far took [\de.-]+ s\. If it "
-        r"stands still, end it; federation\.engine\.init_args\.turn_timeout does so by itself\.",
+        r"hangs, kill it; federation\.engine\.init_args\.turn_timeout does so automatically\.",
         said[0],
     )
 
@@ -196,7 +196,7 @@ def test_a_worker_that_stands_still_is_taken_for_dead_after_the_timeout(room: in
     assert sorted(client for _, client in village.taken) == list(range(9))
     (said,) = capsys.readouterr().out.splitlines()
     assert said.startswith("Round 3: the turn of client 5 (fit) has taken 0.")
-    assert said.endswith("It is taken for dead.")
+    assert said.endswith("The worker counts as dead.")
 
 
 def test_a_turn_in_which_two_stand_still_ends_the_run() -> None:
@@ -221,4 +221,4 @@ def test_a_worker_has_time_to_start(impatient: None, capsys: pytest.CaptureFixtu
     village = Village(1, turn_timeout=0.01)
     village.starting, village.resting = {0}, {0: 0.1}
     play(village, 1)
-    assert re.fullmatch(r"house 0 has been starting for 0\.1\d* s. It is taken for dead.\n", capsys.readouterr().out)
+    assert re.fullmatch(r"house 0 has been starting for 0\.1\d* s. The worker counts as dead.\n", capsys.readouterr().out)

@@ -197,7 +197,7 @@ def test_a_worker_that_stands_still_is_replaced_after_the_timeout(capsys: pytest
     federation = new_federation(2, engine=engine, evaluate_every=1)
     federation.fit(dying("fit", 1, 1, of=signal.SIGSTOP), new_data(3))
     engine._stop()
-    said = r"Round 1: the turn of client 1 \(fit\) has taken 10 s in process (\d+); .* It is taken for dead\.\n"
+    said = r"Round 1: the turn of client 1 \(fit\) has taken 10 s in process (\d+); .* The worker counts as dead\.\n"
     found = re.fullmatch(said, capsys.readouterr().out)
     assert found
     assert not Path(f"/proc/{found[1]}").exists()
@@ -294,7 +294,7 @@ def test_too_little_shared_memory_is_one_line(engine: Processes, monkeypatch: py
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.posix_fallocate", full)
-    with pytest.raises(FederationError, match=r"MiB of shared memory cannot be had .*federation.engine.init_args.workers lower"):
+    with pytest.raises(FederationError, match=r"No room for .* MiB of shared memory .*federation.engine.init_args.workers lower"):
         new_federation(1, engine=engine).fit(FedAvg(Net, 4), new_data(3))
 
 
@@ -391,7 +391,7 @@ def test_a_notebook_is_told_what_to_do() -> None:
     code += "class Mine(FedAvg):\n    pass\n\nmain()\n"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert run.returncode == 1
-    assert "what is defined in a notebook, or at a prompt, is unknown to other processes. Put it into a module" in run.stderr
+    assert "it does not know definitions of a notebook or an interactive session. Move them into a module" in run.stderr
 
 
 def test_a_worker_never_starts_workers(monkeypatch: pytest.MonkeyPatch, engine: Processes) -> None:

@@ -177,11 +177,13 @@ def test_workers_share_a_gpu(cluster: None) -> None:
 def test_there_are_as_many_workers_as_there_is_room_for(cluster: None, capsys: pytest.CaptureFixture[str]) -> None:
     processes, _ = noted(Ray(workers=3, gpus_per_worker=0.75))
     assert processes == 1
-    assert "Ray has room for 1 of 3 workers." in capsys.readouterr().out
+    assert "Ray has resources for 1 of 3 workers." in capsys.readouterr().out
 
 
 def test_no_room_is_one_line(cluster: None) -> None:
-    with pytest.raises(FederationError, match=r"^Ray has had no room for a worker \(1 CPU and 2 GPU each\) for 1 s: its machines"):
+    with pytest.raises(
+        FederationError, match=r"^Ray has had no resources for a worker \(1 CPU and 2 GPU each\) for 1 s: its machines"
+    ):
         fit(Ray(gpus_per_worker=2, wait=1))
     assert free() == {"CPU": 2, "GPU": 1}
 
@@ -199,7 +201,7 @@ def test_a_worker_that_is_killed_is_replaced(stage: str, cluster: None, capfd: p
 def test_a_worker_that_stands_still_is_replaced_after_the_timeout(cluster: None, capsys: pytest.CaptureFixture[str]) -> None:
     federation = new_federation(2, engine=Ray(turn_timeout=15), evaluate_every=1)
     federation.fit(dying("fit", 1, 1, of=signal.SIGSTOP), new_data(3))
-    said = r"Round 1: the turn of client 1 \(fit\) has taken 1[5-9][\d.]* s in a worker on [\d.]+.* It is taken for dead\."
+    said = r"Round 1: the turn of client 1 \(fit\) has taken 1[5-9][\d.]* s in a worker on [\d.]+.* The worker counts as dead\."
     assert re.search(said, capsys.readouterr().out)
     undisturbed = new_federation(2, engine=InProcess(threads=1), evaluate_every=1)
     undisturbed.fit(dying("", 0, 0), new_data(3))
@@ -211,7 +213,7 @@ def test_two_deaths_end_the_run_with_client_round_machine_and_remedy(cluster: No
     with pytest.raises(
         FederationError,
         match=r"^Two workers that trained client 2 in round 1 died, the last one on [\d.]+ \(SYSTEM_ERROR\): "
-        r"set federation.engine.init_args.cpus_per_worker higher, so that fewer share a machine, or use the engine InProcess",
+        r"set federation.engine.init_args.cpus_per_worker higher, so that fewer workers share a machine, or use",
     ):
         new_federation(3, engine=Ray(), run_dir="runs").fit(dying("fit", 2, 2), new_data(3))
     assert Path("notes").read_bytes() == b"xx"

@@ -198,9 +198,9 @@ def test_a_busy_cluster_gives_fewer_workers_than_asked_for(
     assert actors.available() == [0, 1]
     machines.busy = 0
     assert actors.available() == [0, 1, 2]
-    assert capsys.readouterr().out == "Ray has room for 2 of 3 workers.\n"
+    assert capsys.readouterr().out == "Ray has resources for 2 of 3 workers.\n"
 
 
 def test_a_cluster_without_room_is_one_line_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FederationError, match=r"^Ray has had no room for a worker \(2 CPU and 0.3 GPU each\) for 0.3 s: "):
+    with pytest.raises(FederationError, match=r"^Ray has had no resources for a worker \(2 CPU and 0.3 GPU each\) for 0.3 s: "):
         pool(monkeypatch, Machines(0)).available()

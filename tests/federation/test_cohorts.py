@@ -99,7 +99,7 @@ def test_the_same_on_other_engines_and_after_an_interruption(two_workers: Proces
 @pytest.mark.parametrize("options", [{"sampling": "poisson"}, {"dropout": 0.5}])
 @pytest.mark.parametrize("name", ["Centralized", "Cyclic"])
 def test_who_says_itself_who_takes_part_is_refused(name: str, options: dict[str, Any]) -> None:
-    with pytest.raises(FederationError, match=f"but {name} says itself who takes part"):
+    with pytest.raises(FederationError, match=f"but {name} chooses the participants itself"):
         new_federation(1, **options).fit(new_method(name), new_data(3, 60))
 
 

@@ -81,7 +81,7 @@ def test_who_is_tuned_at_the_end_is_tuned_at_an_early_one(tmp_path: Path) -> Non
         ({"patience": 3, "evaluate_every": 0}, "evaluate_every is 0: set it to 1 or more"),
         ({"patience": 0}, "patience=0: give a whole number from 1"),
         ({"budget": 0}, "Got budget=0: give a number above 0"),
-        ({"callbacks": [L.Callback()]}, r"callbacks has a Callback, which is no FederationCallback: .*trainer=partial"),
+        ({"callbacks": [L.Callback()]}, r"callbacks has a Callback, which is not a FederationCallback: .*trainer=partial"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, Any], said: str) -> None:

@@ -66,5 +66,5 @@ def test_participants_that_there_are_not_are_refused(participants: list[int], me
 
 def test_pooled_training_has_none() -> None:
     federation = new_federation(1, eligible_clients=[0])
-    with pytest.raises(FederationError, match="CentralizedLoRA trains on everybody's data"):
+    with pytest.raises(FederationError, match="CentralizedLoRA trains on the pooled data of all clients"):
         federation.fit(new_method("CentralizedLoRA"), new_data(3, 60))

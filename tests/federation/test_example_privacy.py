@@ -147,7 +147,7 @@ def test_scales_of_the_examples_are_refused(tmp_path: Path) -> None:
 def test_at_sites_it_is_refused() -> None:
     data = new_data(4, 100)
     data.at_hand = False
-    with pytest.raises(FederationError, match="privacy of examples with data at sites"):
+    with pytest.raises(FederationError, match="example-level privacy with data at sites"):
         new_federation(1, privacy=dp()).fit(model(), data)
 
 
@@ -170,4 +170,4 @@ def test_the_verb_says_what_rounds_cost(capsys: pytest.CaptureFixture[str]) -> N
     spent = new_federation(10, privacy=dp(), progress=True).privacy(model(), new_data(4, 100))
     assert sorted(spent) == list(range(1, 11))
     assert sorted(spent.values()) == list(spent.values())
-    assert "after 10 rounds of its own a client has ε = " in capsys.readouterr().out
+    assert "a client that takes part in 10 rounds has ε = " in capsys.readouterr().out

@@ -61,7 +61,7 @@ def test_a_second_thread_is_refused_while_a_run_lasts() -> None:
 
     play(try_another)
     [message] = said
-    assert message.startswith("Another thread of this process has a run under way")
+    assert message.startswith("Another thread of this process has a run in progress")
     assert "\n" not in message
 
 

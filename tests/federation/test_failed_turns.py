@@ -325,10 +325,10 @@ class Inventing(InProcess):
     ("engine", "message"),
     [
         (Reversed, "Reversed returned something of client 2 when client 0's turn was due"),
-        (Forgetful, "Forgetful did not carry out all turns of round 2"),
-        (Lazy, "Lazy did not carry out all turns of round 2"),
-        (Repeating, "Repeating returned something of client 2, whose turn it was not"),
-        (Inventing, "Inventing returned something of client 7, whose turn it was not"),
+        (Forgetful, "Forgetful did not run all turns of round 2"),
+        (Lazy, "Lazy did not run all turns of round 2"),
+        (Repeating, "Repeating returned something of client 2, which had no turn"),
+        (Inventing, "Inventing returned something of client 7, which had no turn"),
     ],
 )
 def test_an_engine_that_mixes_up_turns_is_refused_by_name(engine: type[InProcess], message: str) -> None:

@@ -157,7 +157,7 @@ def test_no_file_of_a_run_has_the_key_or_the_noise(tmp_path: Path) -> None:
             assert form not in content, path
         assert b"unclipped" not in content, path
     assert not any("unclipped" in name for row in federation.run.history for name in row)
-    with pytest.raises(FederationError, match="in the folder of runs"):
+    with pytest.raises(FederationError, match="inside the folder of runs"):
         new_federation(1, run_dir=tmp_path, privacy=dp(noise="secret", key=key))
 
 
@@ -197,14 +197,14 @@ def test_a_line_says_what_to_expect(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sampling": "fixed", "participation": 0.5}, "cohorts of 2 of 4 clients, whose ε is not known: set sampling to poisson"),
+        ({"sampling": "fixed", "participation": 0.5}, "of 2 of 4 clients, for which ε is not known: set sampling to poisson"),
         ({"privacy": dp(delta=0.3)}, r"privacy.delta is 0.3 with 4 clients: give less than 1/4"),
         ({"method": FedAvg(NoisyNet, CLASSES, momentum)}, "a statistic with units of its own: .*norm: group"),
         ({"aggregation": Median()}, "its server is more than a mean"),
         ({"method": new_method("Standalone")}, "its clients send nothing: there is nothing to protect"),
-        ({"method": new_method("Cyclic"), "sampling": "fixed", "participation": 1.0}, "says itself who takes part"),
-        ({"dropout": 0.2, "quorum": 0.5}, "by which one client decides whether a round counts"),
-        ({"method": Floco(Net, CLASSES, 2, optimizer=momentum)}, "says itself who takes part"),
+        ({"method": new_method("Cyclic"), "sampling": "fixed", "participation": 1.0}, "chooses the participants itself"),
+        ({"dropout": 0.2, "quorum": 0.5}, "one client could decide whether a round counts"),
+        ({"method": Floco(Net, CLASSES, 2, optimizer=momentum)}, "chooses the participants itself"),
         ({"privacy": dp(clip=AdaptiveClip(0.1))}, "Adaptive clipping got a noise multiplier of 1 with about 2.4 participants"),
     ],
 )
@@ -289,5 +289,5 @@ def test_the_verb_says_what_rounds_cost(capsys: pytest.CaptureFixture[str], tmp_
     assert 2.98 < spent[20] <= 3.0
     assert f"after 20 rounds: ε = {spent[20]:.3f}" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
-    with pytest.raises(FederationError, match="Nothing is private"):
+    with pytest.raises(FederationError, match="The run has no privacy setting"):
         new_federation(1).privacy(model(), new_data(4, 100))

@@ -173,7 +173,7 @@ def test_processes_give_the_same_and_a_run_goes_on(two_workers: Processes, tmp_p
         ({"unseen": math.nan}, "unseen is nan: give a share"),
         ({"unseen": [True]}, r"unseen is \[True\]: give ids of some clients"),
         ({"unseen": [7]}, r"unseen is \[7\]: give ids of some clients, from 0 to 4, and not all"),
-        ({"unseen": [0, 1], "eligible_clients": [1]}, r"eligible_clients is \[1\], who are all unseen"),
+        ({"unseen": [0, 1], "eligible_clients": [1]}, r"eligible_clients is \[1\], which are all unseen"),
     ],
 )
 def test_what_leaves_nobody_is_refused(options: dict[str, Any], message: str) -> None:

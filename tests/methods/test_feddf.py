@@ -322,5 +322,5 @@ def test_teachers_and_tables_are_in_no_checkpoint_and_a_continued_run_ends_the_s
 def test_a_teacher_that_is_asked_about_a_part_is_refused() -> None:
     """By an option of the trainer's that is for something else."""
     trainer = partial(L.Trainer, accelerator="cpu", devices=1, limit_predict_batches=1)
-    with pytest.raises(FederationError, match="asked about 16 of 50 public examples: set no limit_predict_batches"):
+    with pytest.raises(FederationError, match="predicted 16 of 50 public examples: remove limit_predict_batches"):
         fit(new(), trainer=trainer)

@@ -177,4 +177,4 @@ def test_a_head_with_a_common_weight_is_refused() -> None:
 @pytest.mark.parametrize(("rounds", "said"), [(2, True), (3, False)])
 def test_a_run_in_which_nobody_trains_at_its_place_says_so(rounds: int, said: bool, capsys: pytest.CaptureFixture[str]) -> None:
     fit(Floco(Net, CLASSES, 2, 2, optimizer=sgd), rounds=rounds)
-    assert ("Floco's tau is 2 and the run has 2 rounds: no client trains at its place" in capsys.readouterr().out) == said
+    assert ("Floco's tau is 2 and the run has 2 rounds: no client trains at its point" in capsys.readouterr().out) == said

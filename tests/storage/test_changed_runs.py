@@ -262,7 +262,7 @@ def test_a_history_that_lacks_what_the_method_reports_is_refused(played: Path) -
 
 
 def test_fewer_rounds_than_were_played_are_refused(played: Path) -> None:
-    with pytest.raises(FederationError, match=r"round_000002 is of round 2, and rounds is 1: continue with at least as many"):
+    with pytest.raises(FederationError, match=r"round_000002 is of round 2, but rounds is 1: set rounds to at least that"):
         go_on(copied(played), rounds=1)
 
 

@@ -114,7 +114,7 @@ class At(FederationCallback):
 
 
 def test_a_folder_that_disappears(whole: Path) -> None:
-    with pytest.raises(FederationError, match=r"runs/version_0/.*No such file or directory\)?\. No checkpoint of the run is there"):
+    with pytest.raises(FederationError, match=r"runs/version_0/.*No such file or directory\)?\. The run has no checkpoint"):
         fit("runs", callbacks=[At(2, lambda: shutil.rmtree("runs", ignore_errors=True))])
     assert fit("runs", ckpt_path="last").run.round == 3
     assert_same_end(Path("runs/version_0"), whole)
@@ -128,7 +128,9 @@ def test_a_file_where_a_folder_should_be(victim: str) -> None:
         path.rename("aside") if not Path("aside").exists() else None
         path.write_text("mine")
 
-    with pytest.raises(FederationError, match=r"runs/version_0/.*(Not a directory|File exists|Is a directory)\)?\. No checkpoint"):
+    with pytest.raises(
+        FederationError, match=r"runs/version_0/.*(Not a directory|File exists|Is a directory)\)?\. The run has no checkpoint"
+    ):
         fit("runs", callbacks=[At(2, swap)])
     path = Path("runs/version_0", victim)
     path.unlink()
@@ -155,7 +157,7 @@ def test_a_disk_that_is_full_in_the_first_round_leaves_nothing(monkeypatch: pyte
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(FederationError, match=r"No space left on device.* No checkpoint of the run is there: make room"):
+        with pytest.raises(FederationError, match=r"No space left on device.* The run has no checkpoint: free disk space"):
             fit("runs")
     assert list(Path("runs").iterdir()) == []
 

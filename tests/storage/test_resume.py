@@ -83,7 +83,7 @@ def test_what_was_killed_before_its_first_round_is_named_and_passed_over(capsys:
     assert fit("FedAvg", 2, "runs").run.folder == Path("runs/version_3")
     said = capsys.readouterr().out
     assert (
-        "No round was finished in runs/version_2: a run was killed before that, or is still in its first. Starting beside it"
+        "No round was finished in runs/version_2: a run was killed before that, or is still in its first. Starting a new run"
         in said
     )
     assert fit("FedAvg", 2, "runs", ckpt_path="runs/version_0").run.folder == Path("runs/version_0")

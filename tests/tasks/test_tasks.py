@@ -389,7 +389,7 @@ def test_the_data_say_what_is_predicted_unless_the_module_was_told() -> None:
         fit(FedHM(MLP, ratios=[1.0]), data, rounds=1)
     built = FedAvg(MLP, 1)
     built.configure_model()
-    with pytest.raises(FederationError, match=r"FedAvg has been built to predict multiclass, but the data are of regression: give"):
+    with pytest.raises(FederationError, match=r"FedAvg has been built to predict multiclass, but the task of the data is"):
         fit(built, data, rounds=1)
     said = Diabetes(num_clients=2)
     said.problem = "multilabel"

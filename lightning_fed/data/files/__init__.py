@@ -1,1 +1,1 @@
-"""Data of one's own, in the forms in which people have them."""
+"""Your own data, in common file formats."""

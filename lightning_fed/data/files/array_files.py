@@ -1,4 +1,4 @@
-"""Arrays in files of NumPy and tensors in files of PyTorch."""
+"""Arrays in NumPy files and tensors in PyTorch files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,19 +24,19 @@ class ArrayFiles(TableData):
     """Arrays by name, as ``numpy.savez`` writes them (``.npz``), or tensors by name, as ``torch.save`` writes a dict of them
     (``.pt``).
 
-    Sets may be arrays of their own: ``train_images`` and ``train_labels``, perhaps ``val_…`` and ``test_…``, as in MedMNIST's
-    files. Every other array with a value per example is a column. So is ``file``, the name of an example's file without the ending:
-    with ``client: file`` each file is a client.
+    Sets may be separate arrays: ``train_images`` and ``train_labels``, optionally ``val_…`` and ``test_…``, as in MedMNIST's files.
+    Every other array with a value per example is a column. So is ``file``, the name of an example's file without its suffix: with
+    ``client: file`` each file is a client.
 
     Args:
-        path: a file, or a folder with files that end in ``.npz``, ``.pt`` or ``.pth``.
+        path: a file, or a folder with ``.npz``, ``.pt`` or ``.pth`` files.
         input: name of the inputs, in the forms that :class:`InMemory` takes.
-        target: name of what is to be predicted, of shape (N,) or (N, 1).
+        target: name of the targets, of shape (N,) or (N, 1).
         test_path: an official test set, in the same form.
-        image_size: height and width that images in bytes are resized to, bilinearly, with three equal channels if they are grey;
-            None leaves them as they are.
-        mean: of images in bytes, scaled to [0, 1], per channel or for all.
-        std: the same.
+        image_size: height and width to which byte images are resized, bilinearly; grey images get three equal channels. None: they
+            stay as they are.
+        mean: mean of byte images, scaled to [0, 1], per channel or for all.
+        std: standard deviation, in the same form.
         **kwargs: see :class:`TableData`.
     """
 
@@ -89,7 +89,7 @@ class ArrayFiles(TableData):
         return Table(inputs, joined.pop(self.target), joined, None if set(found.tolist()) == {"train"} else found)
 
     def _prefixes(self, file: Path, arrays: Mapping[str, Any]) -> list[str]:
-        """What the names of the inputs begin with, one per set; nothing where there is one set."""
+        """The prefixes of the inputs' names, one per set; empty for a single set."""
         prefixes = ["", *(f"{name}_" for name in SETS)]
         found = [prefix for prefix in prefixes if {f"{prefix}{self.input}", f"{prefix}{self.target}"} <= arrays.keys()]
         require(
@@ -100,7 +100,7 @@ class ArrayFiles(TableData):
         return found[:1] if found[0] == "" else found
 
     def _table_of(self, file: Path, arrays: Mapping[str, NDArray[Any]], prefix: str, of_file: str) -> dict[str, NDArray[Any]]:
-        """The arrays of one set that have a value per example."""
+        """The arrays of a set that have a value per example."""
         given = arrays[f"{prefix}{self.input}"]
         require(given.ndim > 0, f"{file} has a single number as {prefix}{self.input}: give a row per example.")
         size = len(given)
@@ -134,14 +134,14 @@ def load_arrays(file: Path) -> dict[str, NDArray[Any]]:
                 found = dict(opened)
         else:
             found = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # zipfile's, pickle's, torch's and NumPy's own
+    except Exception as error:  # those of zipfile, pickle, torch and NumPy
         raise FederationError(
-            f"Could not read {file} ({type(error).__name__}: {one_line(error)}): expected what numpy.savez writes of "
-            "arrays of numbers or strings, or torch.save of a dict of tensors."
+            f"Could not read {file} ({type(error).__name__}: {one_line(error)}): expected the output of numpy.savez for "
+            "arrays of numbers or strings, or of torch.save for a dict of tensors."
         ) from error
     if file.suffix == ".npz":
         other = next((name for name, values in found.items() if not isinstance(values, np.ndarray)), None)
-        require(other is None, f"{file} holds {other!r}, which is no array: write it with numpy.savez.")
+        require(other is None, f"{file} holds {other!r}, which is not an array: write it with numpy.savez.")
         return found
     require(
         isinstance(found, dict) and all(isinstance(value, Tensor) for value in found.values()),
@@ -153,12 +153,12 @@ def load_arrays(file: Path) -> dict[str, NDArray[Any]]:
 
 
 def _as_numpy(tensor: Tensor, what: str) -> NDArray[Any]:
-    """A tensor as an array. What has fewer bits than any float of NumPy's is widened, which changes no number."""
+    """A tensor as an array. Dtypes that NumPy lacks are widened, which changes no value."""
     if tensor.is_floating_point() and tensor.dtype not in NUMPY_FLOATS:
         tensor = tensor.float()
     try:
         return tensor.numpy(force=True)
     except (TypeError, RuntimeError, NotImplementedError) as error:
         raise FederationError(
-            f"{what}, of which there is no array ({one_line(error):.100}): save ordinary tensors of numbers."
+            f"{what}, which cannot be converted to an array ({one_line(error):.100}): save ordinary tensors of numbers."
         ) from error

@@ -1,4 +1,4 @@
-"""The columns of CSV, TSV and Parquet files, as text, and where each row stands, for errors."""
+"""Columns of CSV, TSV and Parquet files as text, and the location of each row, for errors."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -16,29 +16,29 @@ from lightning_fed.errors import FederationError, one_line, require
 PARQUET = ".parquet"
 
 ENDINGS = (".csv", ".tsv", PARQUET)
-"""Of the files that are read here."""
+"""Suffixes of the files that are read here."""
 
 FILE = "file"
-"""The column that every example has besides those of the files: the name of its file without the ending, with its folders where two
-files of one set have the same.
+"""The column that every example has besides those of the files: the name of its file without the suffix, with its folders if two
+files of a set have the same name.
 """
 
 MISSING = ("", "?", "na", "n/a", "nan", "null", "none")
-"""What a field has, in lower case, of which nothing is known."""
+"""Fields, in lower case, that stand for a missing value."""
 
 Lines = tuple[Sequence[str], Iterator[tuple[str, list[str]]]]
-"""The header of a file, and of each line where it stands and its fields; see :func:`.csv_table`."""
+"""The header of a file, and for each line its location and its fields; see :func:`.csv_table`."""
 
 
 def read_columns(
     files: list[Path], sets: Sequence[str] | None, lines: Callable[[Path], Lines]
 ) -> tuple[dict[str, list[str]], list[int]]:
-    """The columns of files that have the same ones, by name, :data:`FILE` last; and how many rows each file has.
+    """The columns of files with the same header, by name, :data:`FILE` last; and the number of rows of each file.
 
     Args:
         files: at least one.
-        sets: the set that each file is of; None: there is one set.
-        lines: what reads a file.
+        sets: the set of each file. None: there is one set.
+        lines: reads a file.
     """
     called = names_of(files, sets)
     rows: list[list[str]] = []
@@ -47,7 +47,7 @@ def read_columns(
     header: list[str] | None = None
     for file, name in zip(files, called, strict=True):
         names, of_file = lines(file)
-        require(FILE not in names, f"{file} has a column {FILE!r}, which is what the name of a file is called: rename the column.")
+        require(FILE not in names, f"{file} has a column {FILE!r}, which is reserved for the name of the file: rename the column.")
         header = list(names) if header is None else header
         require(list(names) == header, f"{file} has the columns {', '.join(names)}, but {files[0]} has {', '.join(header)}.")
         rows += [fields for _, fields in of_file]
@@ -59,12 +59,12 @@ def read_columns(
 
 
 def place_of(row: int, files: list[Path], lines: Callable[[Path], Lines]) -> str:
-    """The file and the line of an example. The files are read again: it is looked up when there is an error."""
+    """The file and line of an example. Files are read again, because this is only needed for an error."""
     return next(islice((where for file in files for where, _ in lines(file)[1]), row, None))
 
 
 def names_of(files: Sequence[Path], sets: Sequence[str] | None = None) -> list[str]:
-    """What each file is called, see :data:`FILE`."""
+    """The name of each file, see :data:`FILE`."""
     known = list(zip(sets or [""] * len(files), (file.stem for file in files), strict=True))
     root = os.path.commonpath([file.parent for file in files])
     return [
@@ -74,13 +74,13 @@ def names_of(files: Sequence[Path], sets: Sequence[str] | None = None) -> list[s
 
 
 def class_targets(values: NDArray[Any]) -> NDArray[Any]:
-    """Classes as whole numbers, where all are written as such, else as they are: 01 and 1 are two names.
+    """Classes as integers if all are written as integers, else unchanged: 01 and 1 are two names.
 
     Args:
         values: strings, shape (N,).
 
     Returns:
-        Shape (N,), int64, strings, or float64, where all are numbers, and some are written with a point: they may not be whole.
+        Shape (N,): int64; strings; or float64 if all are numbers and some have a decimal point, which may not be integers.
     """
     texts = [text.strip() for text in values.tolist()]
     if all(map(_is_whole, texts)):
@@ -94,7 +94,7 @@ def _is_whole(text: str) -> bool:
 
 
 def is_number(text: str) -> bool:
-    """Whether Python reads it as one."""
+    """Whether Python can convert the text to a float."""
     try:
         float(text)
     except ValueError:
@@ -103,7 +103,7 @@ def is_number(text: str) -> bool:
 
 
 def read_parquet(file: Path) -> Any:
-    """A Parquet file, as a table of pyarrow's."""
+    """A Parquet file as a pyarrow table."""
     parquet = optional("pyarrow.parquet", "hub")
     try:
         return parquet.read_table(file)
@@ -112,7 +112,7 @@ def read_parquet(file: Path) -> Any:
 
 
 def parquet_table(file: Path) -> Lines:
-    """The header of a Parquet file, and of each row where it stands, for errors, and its fields as text; see :func:`.csv_table`."""
+    """The header of a Parquet file, and for each row its location and its fields as text; see :func:`.csv_table`."""
     table = read_parquet(file)
     refuse_doubles(table.column_names, f"The header of {file}")
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)

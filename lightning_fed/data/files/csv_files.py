@@ -31,28 +31,28 @@ log = logging.getLogger(__name__)
 
 
 class CSVFiles(ScaledColumns, TableData):
-    """Numbers in CSV or Parquet files, one example per line. A network gets them as floats of shape (B, inputs), as they are or
-    standardised; of a column of categories it gets a 0 or 1 for each of them.
+    """Numbers in CSV or Parquet files, one example per line. A network gets them as floats of shape (B, inputs), unchanged or
+    standardized; a categorical column becomes a 0 or 1 for each of its categories.
 
-    Besides its columns, an example has ``file``, the name of its file without the ending: with ``client: file`` each file is a
+    Besides its columns, an example has ``file``, the name of its file without the suffix: with ``client: file`` each file is a
     client.
 
     Args:
-        path: a file, or a folder with files that end in ``.csv`` or ``.tsv``, in UTF-8, or ``.parquet``.
-        target: the column that is to be predicted; several of them with ``regression``; with ``survival`` two, whether there was an
-            event (0 or 1), and when, or until when not.
-        input: the columns that are used; None: all but those that have another use.
+        path: a file, or a folder with ``.csv`` or ``.tsv`` files, in UTF-8, or ``.parquet`` files.
+        target: column to predict; several columns with ``regression``; with ``survival`` two: whether there was an event (0 or 1),
+            and the time of the event or of censoring.
+        input: columns to use. None: all that have no other use.
         test_path: an official test set, in the same form.
-        delimiter: what is between columns; None: a tab in files that end in ``.tsv``, else a comma.
-        categorical: the columns that hold categories (one-hot, in the place of the column), or for each its categories in order,
-            where not everybody has all of them. Categories that are found are in numerical, else in alphabetical order.
-        columns: what the columns are called, in files without a header.
-        task: what is predicted: one class of several; yes or no, by one output (``binary``: of two classes the second); numbers; or
-            the time to an event. The labels by which numbers are partitioned are quarters of the examples, those of times the
-            events.
+        delimiter: delimiter of columns. None: a tab in ``.tsv`` files, else a comma.
+        categorical: names of the categorical columns (one-hot encoded, in place of the column), or the ordered categories of each,
+            for when not every client has all of them. Otherwise categories are sorted, numerically if all are numbers.
+        columns: names of the columns, for files without a header.
+        task: what is predicted: one of several classes; yes or no, with one output (``binary``: the second of two classes);
+            numbers; or the time to an event. For partitions by label, the labels of numbers are quarters of the examples, and those
+            of times the events.
         **kwargs: see :class:`TableData`, and :class:`lightning_fed.data.tabular.scaled.ScaledColumns` for ``standardize`` and
-            ``impute``. Missing is what is empty, or ``?``, ``NA``, ``N/A``, ``NaN``, ``null``, ``None``; where it is a category,
-            what is imputed is how often there is each.
+            ``impute``. Empty fields, ``?``, ``NA``, ``N/A``, ``NaN``, ``null`` and ``None`` are missing values. For categories,
+            their frequencies are imputed.
     """
 
     def __init__(
@@ -88,20 +88,20 @@ class CSVFiles(ScaledColumns, TableData):
         self.categorical: dict[str, list[str] | None]
         self.categorical = dict(categorical) if isinstance(categorical, dict) else dict.fromkeys(categorical or ())
         self.titles: list[str] = []
-        self._owners: NDArray[Any] | None = None  # whose each example is, where that is not the file
+        self._owners: NDArray[Any] | None = None  # each example's client, if that is not the file
 
     @property
     def num_labels(self) -> int:
-        """How many labels there are to partition by: classes, quarters, or events and none."""
+        """Number of labels to partition by: classes, quarters, or event and no event."""
         return super().num_classes
 
     @property
     def num_classes(self) -> int:  # type: ignore[override]
-        """How many outputs a network has: one per class, or per number; one risk, or yes."""
+        """Number of outputs of a network: one per class or number; one for a risk, or for yes and no."""
         return {"multiclass": self.num_labels, "regression": len(self.target)}.get(self.problem, 1)
 
     def setup(self, stage: str | None = None) -> None:
-        """Read and partition, once; print what is odd about clients that the data name."""
+        """Read and partition the data, once; print warnings about clients that the data name."""
         if self._data is not None:
             return
         super().setup(stage)
@@ -109,9 +109,9 @@ class CSVFiles(ScaledColumns, TableData):
         if names is None:
             return
         column = repr(self.target[0])
-        odd = {f"training examples of one class alone in the column {column}": (counts > 0).sum(dim=1) == 1}
+        odd = {f"training examples of one class only in the column {column}": (counts > 0).sum(dim=1) == 1}
         if self.problem == "survival":
-            odd = {f"no event in the column {column} among their training examples, of which they learn nothing": counts[:, 1] == 0}
+            odd = {f"no event in the column {column} among their training examples, which they cannot train on": counts[:, 1] == 0}
         elif self.problem == "regression":
             odd = {}
         odd |= {f"fewer training examples than a batch has ({self.batch_size})": counts.sum(dim=1) < self.batch_size}
@@ -174,19 +174,19 @@ class CSVFiles(ScaledColumns, TableData):
         return self.titles[place]
 
     def _missing(self, name: str, values: NDArray[Any], files: list[Path]) -> NDArray[np.bool_]:
-        """Of which examples a column says nothing."""
+        """Which examples have no value in a column."""
         missing = np.isin(np.char.lower(np.char.strip(values)), MISSING)
         if missing.any() and self.impute == "none":
             bad = int(np.argmax(missing))
             raise FederationError(
                 f"{self._place(bad, files)} has {str(values[bad])!r} in the column {name!r}, which is not a number: fill it in, "
-                "have it imputed (--data.init_args.impute mean), or name the columns that are to be used with "
+                "impute it (--data.init_args.impute mean), or name the columns to use with "
                 "--data.init_args.input."
             )
         return missing
 
     def _one_hot(self, name: str, values: NDArray[Any], files: list[Path]) -> tuple[list[str], NDArray[np.float32]]:
-        """Names of a category's columns, and a 1 in the one that an example has; NaN where nothing is known."""
+        """Names of a categorical column's one-hot columns, and their values; NaN for missing values."""
         missing, values = self._missing(name, values, files), np.char.strip(values)
         found = np.unique(values[~missing]).tolist()
         known = self.categorical[name] or sorted(
@@ -207,7 +207,7 @@ class CSVFiles(ScaledColumns, TableData):
         return self._parsed(name, values, self._missing(name, values, files), files)
 
     def _quantities(self, name: str, values: NDArray[Any], files: list[Path]) -> NDArray[np.float32]:
-        """Numbers that are to be predicted."""
+        """Numbers to predict."""
         missing = np.isin(np.char.lower(np.char.strip(values)), MISSING)
         self._refuse_gaps(name, values, missing, files)
         return self._parsed(name, values, missing, files)
@@ -222,24 +222,23 @@ class CSVFiles(ScaledColumns, TableData):
                 return np.where(missing, np.float32(np.nan), numbers)
         except ValueError:
             bad = next(place for place, value in enumerate(values.tolist()) if not is_number(value))
-        remedy = "" if name in self.target else ", or name the columns that are to be used with --data.init_args.input"
+        remedy = "" if name in self.target else ", or name the columns to use with --data.init_args.input"
         raise FederationError(
             f"{self._place(bad, files)} has {str(values[bad])!r:.60} in the column {name!r}, which is not a number: correct it"
             f"{remedy}."
         )
 
     def _refuse_gaps(self, name: str, values: NDArray[Any], missing: NDArray[np.bool_], files: list[Path]) -> None:
-        """Refuse examples of which nobody knows what is to be predicted."""
+        """Refuse examples without a target."""
         if missing.any():
             bad = int(np.argmax(missing))
             what = repr(str(values[bad])) if values[bad] else "nothing"
             raise FederationError(
-                f"{self._place(bad, files)} has {what} in the column {name!r}, which is to be predicted: fill it in, or "
-                "take the line out."
+                f"{self._place(bad, files)} has {what} in the column {name!r}, which is a target: fill it in, or take the line out."
             )
 
     def _refuse_times(self, numbers: NDArray[np.float32], values: list[NDArray[Any]], files: list[Path]) -> None:
-        """Refuse events that are neither 0 nor 1, and times below 0."""
+        """Refuse events other than 0 and 1, and times below 0."""
         good = (np.isin(numbers[:, 0], (0, 1)), "0 or 1"), (numbers[:, 1] >= 0, "a time from 0 on")
         for name, of_column, (fine, expected) in zip(self.target, values, good, strict=True):
             if not fine.all():
@@ -260,6 +259,6 @@ class CSVFiles(ScaledColumns, TableData):
         return targets.astype(np.int64) if targets.dtype.kind == "f" else targets
 
     def _place(self, row: int, files: list[Path]) -> str:
-        """The file and the line of an example, which are looked up when there is an error; and whose it is."""
+        """The file and line of an example, for errors, with its client."""
         where = place_of(row, files, self._lines)
         return where if self._owners is None else f"{where} of {str(self._owners[row])!r},"

@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face library: from a folder, from files or from the hub."""
+"""Datasets of the Hugging Face library, from a folder, files or the hub."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,29 +18,29 @@ from lightning_fed.errors import FederationError, one_line, require
 from lightning_fed.options import PositiveInt, require_from
 
 FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
-"""What reads a file, by how its name ends."""
+"""The loader for each file suffix."""
 
 
 class HFDataset(TableData):
     """A dataset of the Hugging Face library (``pip install "lightning-fed[hub]"``): images, texts or numbers.
 
     Its sets are found by their names, ``train``, ``validation`` and ``test``. Images are decoded when a batch needs them, and the
-    table stays on disk. Texts are tokenised once. Names of classes come from a target of the library's type ``ClassLabel``, or from
-    the target's strings. Every column of single values can say whose an example is.
+    table stays on disk. Texts are tokenized once. Class names come from a target of the library's type ``ClassLabel``, or from the
+    target's strings. Every column of single values can name an example's client.
 
     Args:
-        path: a folder that ``save_to_disk`` wrote; a file, or a folder of files, in CSV, JSON, Parquet or Arrow; else a name on the
+        path: a folder written by ``save_to_disk``; a file, or a folder of files, in CSV, JSON, Parquet or Arrow; else a name on the
             hub, ``owner/name``. Files are copied into the library's cache.
-        input: the column that a network gets: an image, a text or numbers; or two columns of texts; or several of single numbers.
-        target: the column that is to be predicted.
-        config: which configuration of a hub dataset, if it has several.
-        test: the set to test on.
+        input: column that a network gets: an image, a text or numbers; or two columns of texts; or several of single numbers.
+        target: column to predict.
+        config: configuration of a hub dataset, if it has several.
+        test: name of the test set.
         tokenizer: for texts, a folder or a name on the hub.
-        max_length: longest text, or pair of texts, in tokens.
-        image_size: height and width the images are resized to, bilinearly.
-        in_memory: decode all images at once and keep them: with several rounds, and room for them, it is faster.
-        mean: of an image's pixels in [0, 1], per channel. Default: ImageNet's.
-        std: the same.
+        max_length: maximum number of tokens of a text or pair of texts.
+        image_size: height and width to which images are resized, bilinearly.
+        in_memory: decode all images at once and keep them, which is faster over several rounds if they fit into memory.
+        mean: mean of an image's pixels in [0, 1], per channel. Default: ImageNet's.
+        std: standard deviation, in the same form. Default: ImageNet's.
         **kwargs: see :class:`TableData`.
     """
 
@@ -89,11 +89,11 @@ class HFDataset(TableData):
                 self.target in single, f"The target {self.target!r} of {self.path} is {feature}: expected one class per example."
             )
             sets = None if len(found) == 1 else np.repeat(list(found), [len(of_set) for of_set in found.values()])
-            columns = {name: rows[name] for name in single}  # each is read when it is asked for
+            columns = {name: rows[name] for name in single}  # each is read on demand
             return Table(self._inputs(datasets, rows), np.array(rows[self.target][:]), columns, sets, names)
 
     def _sets(self) -> dict[str, Any]:
-        """The sets that are used, by the name of their role."""
+        """The sets to use, by the name of their role."""
         loaded = self._loaded_sets()
         if not isinstance(loaded, Mapping):
             return {"train": loaded}
@@ -138,7 +138,7 @@ class HFDataset(TableData):
                 ) from error
 
     def _inputs(self, datasets: Any, rows: Any) -> Inputs:
-        """What a network gets, by what the columns hold."""
+        """The inputs of a network, depending on the type of the columns."""
         kinds = [rows.features[name] for name in self.input]
         if len(kinds) == 1 and isinstance(kinds[0], datasets.Image):
             column = rows.select_columns(self.input).cast_column(self.input[0], datasets.Image())[self.input[0]]

@@ -12,24 +12,24 @@ from lightning_fed.errors import require
 from lightning_fed.options import PositiveInt, require_from
 
 CLASS, SET, FILE = "class", "split", "file"
-"""Names of a folder's levels that mean something, and of the column that an image always has."""
+"""Names of folder levels with a meaning, and of the column that an image always has."""
 
 
 class ImageFolder(TableData):
-    """Images in folders that say what is on them, as torchvision's class of this name reads them: ``<class>/…/<image>``.
+    """Images in folders named after their classes, as torchvision's class of this name reads them: ``<class>/…/<image>``.
 
-    Further levels of folders say more: ``layout: hospital/class`` reads ``<hospital>/<class>/<image>``, and ``client: hospital``
-    makes each hospital a client. An example has a column for each level, and ``file``, its path. Images are decoded when a batch
-    needs them; what is in memory is their paths. Folders whose names begin with a dot are passed over.
+    Further levels of folders hold more information: ``layout: hospital/class`` reads ``<hospital>/<class>/<image>``, and
+    ``client: hospital`` makes each hospital a client. An example has a column for each level, and ``file``, its path. Images are
+    decoded when a batch needs them; only their paths are in memory. Folders whose names start with a dot are skipped.
 
     Args:
         path: the folder.
-        layout: the levels of its folders, ``class`` among them; a level ``split`` has the names of sets (``train``, ``val``,
+        layout: levels of its folders, including ``class``; a level ``split`` has the names of sets (``train``, ``val``,
             ``test``). None: ``split/class`` if there is a folder ``train``, else ``class``.
-        image_size: height and width the images are resized to, bilinearly.
-        in_memory: decode all images at once and keep them: with several rounds, and room for them, it is faster.
-        mean: of the pixels in [0, 1], per channel. Default: ImageNet's.
-        std: the same.
+        image_size: height and width to which images are resized, bilinearly.
+        in_memory: decode all images at once and keep them, which is faster over several rounds if they fit into memory.
+        mean: mean of the pixels in [0, 1], per channel. Default: ImageNet's.
+        std: standard deviation, in the same form. Default: ImageNet's.
         **kwargs: see :class:`TableData`.
     """
 
@@ -57,7 +57,7 @@ class ImageFolder(TableData):
         self.mean, self.std = tuple(mean), tuple(std)
 
     def read(self) -> Table:
-        """The paths of all images, and what their folders say. Links are followed."""
+        """The paths of all images, and the columns of their folders. Links are followed."""
         from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
         root = Path(self.path).expanduser()

@@ -35,44 +35,44 @@ log = logging.getLogger(__name__)
 AnswerScore = Literal["exact_match", "last_number", "rouge_l"]
 
 FORMAT = 1
-"""Of what is cached; counts up when rows of the same records become others."""
+"""Version of the cache; raise it when the same records give other rows."""
 
 
 class Instructions(TableData):
-    """Instructions with answers, for a causal language model: JSON Lines, JSON or Parquet files, or a data set of the hub.
+    """Instructions with answers, for a causal language model: JSON Lines, JSON or Parquet files, or a dataset of the hub.
 
-    A record has ``messages`` (or ShareGPT's ``conversations``), ``prompt`` and ``completion`` (texts, which no template writes, or
-    messages), or ``instruction``, ``input`` and ``output``; or ``columns`` says where messages are. Conversations are written by
-    the chat template and tokenised once per machine, into the user's cache folder (``XDG_CACHE_HOME``). Learned is what the
-    template marks by ``{% generation %}``; where it marks nothing, what it writes behind a question that it writes as when it asks.
-    When a run starts, the learned text of the first row is printed.
+    A record has ``messages`` (or ShareGPT's ``conversations``), ``prompt`` and ``completion`` (texts, without a template, or
+    messages), or ``instruction``, ``input`` and ``output``; or ``columns`` names the columns of messages. The chat template formats
+    conversations, which are tokenized once per machine, into the user's cache folder (``XDG_CACHE_HOME``). The model is trained on
+    what the template marks by ``{% generation %}``; without marks, on what the template writes after the prompt. When a run starts,
+    the trained text of the first row is printed.
 
     A network gets ``input_ids`` and ``attention_mask`` ``(B, L)``, padded to the batch's longest row. The targets ``(B, L)`` are
-    shifted: that of a token is the next one where it is learned.
+    shifted: that of a token is the next one if it is trained.
 
     Args:
         path: a file, a folder of files, a pattern of their names (``train_*.json``, ``*/train.json``), or a name on the
-            hub, ``owner/name``, whose sets are then those of the data.
+            hub, ``owner/name``, whose sets are then used.
         tokenizer: folder or name on the hub, of a tokenizer or the model that it belongs to.
-        test_path: an official test set, in the same form; of a name on the hub, its test set.
-        columns: the column of each role's message, in order; several are joined by a blank line: ``{user: question, assistant:
+        test_path: an official test set, in the same form; for a name on the hub, its test set.
+        columns: column of each role's message, in order; several are joined by a blank line: ``{user: question, assistant:
             answer}``.
-        template: a chat template: ``chatml``, ``alpaca``, ``plain``, a file, or the template itself; None: the tokenizer's.
-        template_variables: what the template may ask for besides, such as ``{enable_thinking: false}``, or ``{date_string: 26 Jul
-            2024}`` where it would write the day on which it is asked.
-        learn: what is learned: all answers, the last one, or everything.
-        max_length: longest row in tokens.
-        overlong: what becomes of longer rows: ``cut`` takes their end off and leaves out those of which nothing to be learned
-            remains, ``drop`` leaves all of them out, ``refuse`` names the first. How many is printed.
-        remove: a pattern of what is taken out of all texts; ``<<.*?>>`` are the calculations in GSM8K's answers.
-        padding: the side on which rows are padded.
-        packing: whether the rows of a training batch are put one behind the other, without padding. Attention keeps them apart.
-        metrics: what generated answers are scored by, where a network generates: ``exact_match`` and ``last_number``, see
+        template: chat template: ``chatml``, ``alpaca``, ``plain``, a file, or the template itself. None: the tokenizer's.
+        template_variables: further variables of the template, such as ``{enable_thinking: false}``, or ``{date_string: 26 Jul
+            2024}`` if it would otherwise write the current day.
+        learn: what is trained: all answers, the last one, or everything.
+        max_length: maximum number of tokens of a row.
+        overlong: what to do with longer rows: ``cut`` removes their end and leaves out rows without anything left to train on,
+            ``drop`` leaves all of them out, ``refuse`` names the first. Their number is printed.
+        remove: pattern of what is removed from all texts; ``<<.*?>>`` are the calculations in GSM8K's answers.
+        padding: side on which rows are padded.
+        packing: whether the rows of a training batch are concatenated without padding. Attention keeps them apart.
+        metrics: scores of generated answers, if a network generates: ``exact_match`` and ``last_number``, see
             :mod:`lightning_fed.data.text.exact_match`, and ``rouge_l`` (of the extra ``nlp``). An answer is compared with the first
             one of its row.
-        label: the column by whose values a partition divides the data, a task, say; None: all are alike.
+        label: column by whose values a partition divides the data, such as a task. None: all records have the same label.
         client: see :class:`TableData`; ``file``: each file is a client.
-        config: which of its configurations ``path`` is read in, if that is a data set of the hub with several.
+        config: configuration in which ``path`` is read, if it is a hub dataset with several.
         partition: see :class:`FederatedDataModule`; default :class:`IID`.
         **kwargs: see :class:`TableData`.
     """
@@ -123,12 +123,12 @@ class Instructions(TableData):
 
     @property
     def num_labels(self) -> int:
-        """How many labels there are to partition by."""
+        """Number of labels to partition by."""
         return super().num_classes
 
     @property
     def num_classes(self) -> int:  # type: ignore[override]
-        """A language model has no classes; every network is told one."""
+        """A language model has no classes, but every network is given a number."""
         return 1
 
     def read(self) -> Table:
@@ -152,9 +152,11 @@ class Instructions(TableData):
         return Table(rows, labels, columns, sets, ["row"] if self.label is None else None)
 
     def score(self, answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
-        """Scores of generated answers, by name: shares of those that are right, and ROUGE-L of
-        :func:`lightning_fed.data.text.scores.score_texts`. An answer ends with the token that was learned as an end, also where
-        generation went on. Not scored is an answer whose reference lost its end to ``max_length``; NaN where that is all of them.
+        """Scores of generated answers, by name: the share of correct answers, and ROUGE-L of
+        :func:`lightning_fed.data.text.scores.score_texts`.
+
+        An answer ends with the token that was trained as its end, even if generation continued. Answers whose reference lost its
+        end to ``max_length`` are not scored; NaN if that applies to all.
 
         Args:
             answers: for each batch, the numbers of its rows, ``(B,)``, and token ids, ``(B, T)``.
@@ -177,7 +179,7 @@ class Instructions(TableData):
         return shares | (score_texts(texts, [[reference] for reference in expected], others) if others else {})
 
     def fingerprint(self) -> str:
-        """See :class:`FederatedDataModule`; of the tokens, too: another template, or another day, is other data."""
+        """See :class:`FederatedDataModule`; includes the tokens: another template, or another day, gives other data."""
         checksum = int(super().fingerprint(), 16)
         assert self._rows is not None  # the data are loaded
         for name in ("ids", "learned"):
@@ -189,7 +191,7 @@ class Instructions(TableData):
 
     @property
     def chat_template(self) -> str | None:
-        """The chat template that writes conversations."""
+        """The chat template that formats conversations."""
         return ChatTemplate(self._tokenizer, self.template, self.learn, self.template_variables).text
 
     @cached_property
@@ -197,12 +199,12 @@ class Instructions(TableData):
         return load_tokenizer(self.tokenizer, pads=False, ends=True)
 
     def _tokenised(self, records: Sequence[Record]) -> TokenRows:
-        """The rows of all records that leave something to be learned, read from the cache, or tokenised into it."""
+        """The rows of all records with something to train on, read from the cache, or tokenized into it."""
         tokenizer = self._tokenizer
         chat = ChatTemplate(tokenizer, self.template, self.learn, self.template_variables)
         conversations = [self._conversation(record) for record in records]
         chats = (chat.render(one.messages, record.where) for one, record in zip(conversations, records, strict=True) if one.is_chat)
-        written = next(chats, "")  # a template may write the day
+        written = next(chats, "")  # a template may write the current day
         key = sha256()
         for part in (
             *(FORMAT, tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map, chat.text, self.template_variables),
@@ -212,7 +214,7 @@ class Instructions(TableData):
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning-fed" / "tokens"
         folder = cache / key.hexdigest()[:32]
         if tokenizer.pad_token_id is None:
-            log.info(f"The tokenizer {self.tokenizer} has no padding token: its end token pads, and is in no mask and no target.")
+            log.info(f"The tokenizer {self.tokenizer} has no padding token: its end token is used, outside of masks and targets.")
         padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         if not folder.exists():
             write_rows(folder, self._rows_of(chat, records, conversations))
@@ -226,7 +228,7 @@ class Instructions(TableData):
             try:
                 fields = _without(re.compile(self.remove, re.DOTALL), fields)
             except re.error as error:
-                raise FederationError(f"remove is {self.remove!r}, which is no pattern ({error}).") from error
+                raise FederationError(f"remove is {self.remove!r}, which is not a regular expression ({error}).") from error
         return conversation_of(fields, self.columns, record.where)
 
     def _rows_of(
@@ -243,11 +245,11 @@ class Instructions(TableData):
                 if self.overlong == "drop":
                     continue
                 ids, learned = ids[: self.max_length], learned[: self.max_length]
-            if any(learned[1:]):  # nothing comes before the first token, so that nobody learns it
+            if any(learned[1:]):  # the first token has no predecessor to predict it
                 yield number, is_cut, ids, learned
 
     def _print_losses(self, rows: TokenRows, records: Sequence[Record]) -> None:
-        """How many answers are not whole, or not there."""
+        """Print how many answers are cut off or left out."""
         remaining, cut = rows.parts["records"], rows.parts["cut"]
         gone = np.setdiff1d(np.arange(len(records)), remaining)
         told = [
@@ -257,7 +259,7 @@ class Instructions(TableData):
                     remaining[cut],
                     f"are longer than max_length {self.max_length} and lost their end: no answer is scored by them",
                 ),
-                (gone, f"are left out, being longer than max_length {self.max_length} or without anything to be learned"),
+                (gone, f"are left out, being longer than max_length {self.max_length} or without anything to train on"),
             )
             if len(numbers)
         ]
@@ -265,16 +267,18 @@ class Instructions(TableData):
             log.warning(f"{self.path}: {'; '.join(told)}.")
 
     def _print_first(self, rows: TokenRows, records: Sequence[Record]) -> None:
-        """What is learned of the first row that is whole, and whether an answer can end."""
-        number = int(rows.parts["cut"].argmin())  # the first row where none is whole
+        """Print what is trained of the first complete row, and warn if its answer cannot end."""
+        number = int(rows.parts["cut"].argmin())  # the first row if none is complete
         where, (ids, learned) = records[rows.parts["records"][number]].where, rows.row(number)
         said = self._tokenizer.decode(ids[learned])
-        log.info(f"Of {where} is learned: {said!r}")
+        log.info(f"The trained text of {where} is: {said!r}")
         if not rows.parts["cut"][number] and self._end_of(ids[learned].tolist()) is None:
-            log.warning(f"The answer of {where} ends in {said.rstrip()[-20:]!r}, no special token: nobody learns to stop.")
+            log.warning(
+                f"The answer of {where} ends in {said.rstrip()[-20:]!r}, no special token: the model does not learn to stop."
+            )
 
     def _end_of(self, ids: Sequence[int]) -> int | None:
-        """The special token that ends an answer, blanks behind it aside; None: it ends in no such token."""
+        """The special token that ends an answer, ignoring blanks after it; None: there is none."""
         tokens = self._tokenizer.convert_ids_to_tokens(ids)
         last = next((n for n in reversed(range(len(ids))) if self._tokenizer.convert_tokens_to_string([tokens[n]]).strip()), None)
         return ids[last] if last is not None and tokens[last] in self._special else None
@@ -285,25 +289,25 @@ class Instructions(TableData):
 
     @property
     def end_token(self) -> int | None:
-        """The special token that is learned as the end of the first answer; None: there is none, or the answer is not whole."""
+        """The special token that is trained as the end of the first answer; None: there is none, or the answer is cut off."""
         assert self._rows is not None  # the data are loaded
         number = int(self._rows.parts["cut"].argmin())
         return None if self._rows.is_answer_cut(number) else self._end_of(self._rows.answer(number))
 
     def _refuse_empty_clients(self, records: Sequence[Record], remaining: Sequence[Record]) -> None:
-        """Clients of whom no record is left would vanish silently."""
+        """Refuse clients without records left, which would disappear silently."""
         if not isinstance(self.partition, ByColumn):
             return
         before, after = ({record.fields.get(self.partition.column) for record in some} for some in (records, remaining))
         gone = sorted(map(str, before - after))
         require(
             not gone,
-            f"{self.path}: of the client {', '.join(gone[:3])} no record is left below max_length {self.max_length}: raise it.",
+            f"{self.path}: the client {', '.join(gone[:3])} has no record left below max_length {self.max_length}: raise it.",
         )
 
 
 def _check_column(records: Sequence[Record], name: str | None, option: str) -> None:
-    """Raises :class:`FederationError` for what is no label, or nobody. A column that no record has is refused elsewhere."""
+    """Raises :class:`FederationError` for values that cannot be labels or clients. Missing columns are refused elsewhere."""
     if any(name in record.fields for record in records):
         for record in records:
             value = record.fields.get(str(name))
@@ -312,7 +316,7 @@ def _check_column(records: Sequence[Record], name: str | None, option: str) -> N
 
 
 def _without(pattern: re.Pattern[str], given: Any) -> Any:
-    """Texts, wherever in a record they are, without what matches."""
+    """Remove matches of a pattern from texts anywhere in a record."""
     if isinstance(given, dict):
         return {name: _without(pattern, value) for name, value in given.items()}
     if isinstance(given, list):

@@ -1,4 +1,4 @@
-"""Records, each a dict, in JSON Lines, JSON and Parquet files, compressed by gzip or not, or of a data set of the hub."""
+"""Records, which are dicts, of JSON Lines, JSON and Parquet files, compressed by gzip or not, or of a hub dataset."""
 
 import gzip
 import json
@@ -16,16 +16,16 @@ from lightning_fed.errors import FederationError, require
 COMPRESSED = ".gz"
 
 ENDINGS = (".jsonl", ".json", COMPRESSED, PARQUET)
-"""Of the files that are read here."""
+"""Suffixes of the files that are read here."""
 
 
 class Record(NamedTuple):
-    """What stands in one place.
+    """A record with its location.
 
     Args:
-        where: file and number, from 1, the subject of an error's sentence.
-        fields: what it says, by name; in files, :data:`.FILE` is the name of its file without endings.
-        role: the set that it is of, one of :data:`.ROLES`; None: nobody says.
+        where: file and number, from 1, as the subject of error messages.
+        fields: values by name; in files, :data:`.FILE` is the name of the file without suffixes.
+        role: the set that it belongs to, one of :data:`.ROLES`. None: unknown.
     """
 
     where: str
@@ -35,32 +35,32 @@ class Record(NamedTuple):
 
 def read_records(path: str, role: str | None = None, config: str | None = None) -> Iterator[Record]:
     """The records of a file, of all files in a folder or with a pattern of names (``train_*.json``, ``*/train.json``) in order of
-    their paths, or of a data set of the hub, ``owner/name``.
+    their paths, or of a hub dataset, ``owner/name``.
 
     Args:
-        path: of these.
-        role: the set that they are of. Of a data set of the hub, its own sets are; if they are to be ``test``, only its test set.
-        config: which of its configurations a data set of the hub is read in, if it has several.
+        path: path, pattern or name.
+        role: the set of the records. A hub dataset has its own sets; with ``test``, only its test set is read.
+        config: configuration of a hub dataset, if it has several.
     """
     place = Path(path).expanduser()
     if not place.exists() and path.count("/") == 1 and "*" not in path and place.suffix.lower() not in ENDINGS:
         yield from _of_hub(path, role, config)
         return
-    require(config is None, f"Got config={config!r}, which data sets of the hub have, and {path} is none: leave it out.")
+    require(config is None, f"Got config={config!r}, which only datasets of the hub have, and {path} is none: leave it out.")
     found = _matching(place) if "*" in path else find_files(path, ENDINGS)
     require(len(found) > 0, f"Found no file {path}: check the path in --data.init_args.")
     names = names_of([file.with_suffix("") if file.suffix.lower() == COMPRESSED else file for file in found])
     for file, name in zip(found, names, strict=True):
-        require(names.count(name) == 1, f"{file} is called {name} as another file of {path} is: rename one, or take it out.")
+        require(names.count(name) == 1, f"{file} and another file of {path} have the same name {name}: rename one, or take it out.")
         for number, fields in enumerate(_of_file(file), start=1):
             where = f"{file}, record {number},"
             require(isinstance(fields, Mapping), f"{where} is {str(fields)[:60]!r}, expected an object with names.")
-            require(FILE not in fields, f"{where} has a field {FILE!r}, which is what the name of a file is called: rename it.")
+            require(FILE not in fields, f"{where} has a field {FILE!r}, which is reserved for the name of the file: rename it.")
             yield Record(where, {**fields, FILE: name}, role)
 
 
 def _matching(place: Path) -> list[Path]:
-    """The files that a pattern names, in order of their paths."""
+    """The files that match a pattern, in order of their paths."""
     first = next(number for number, part in enumerate(place.parts) if "*" in part)
     return sorted(file for file in Path(*place.parts[:first]).glob(str(Path(*place.parts[first:]))) if file.is_file())
 
@@ -96,4 +96,4 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise FederationError(f"{where} is no JSON ({error}): write an object on each line, or a list of objects.") from error
+        raise FederationError(f"{where} is not JSON ({error}): write an object on each line, or a list of objects.") from error

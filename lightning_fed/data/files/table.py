@@ -1,4 +1,4 @@
-"""Data of one's own, as a table: what goes in, what is to be predicted, and what else is known of each example."""
+"""Your own data as a table: inputs, targets and further columns."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,23 +22,23 @@ ROLES = {
     **dict.fromkeys(("val", "valid", "validation", "dev"), VAL),
     **dict.fromkeys(("test", "testing"), TEST),
 }
-"""What sets of examples are called, in lower case."""
+"""Names of sets of examples, in lower case."""
 
 FEW, MANY = 20, 100
-"""As many different whole numbers can be classes of however few examples; more than that cannot be, of however many."""
+"""Up to ``FEW`` different integers always count as classes; more than ``MANY`` never do."""
 
 MISSING = "Some examples have no target; the first is in row"
 
 
 class Table(NamedTuple):
-    """Examples as they were read, one row each.
+    """Examples as they were read, one per row.
 
     Args:
-        inputs: what a network takes.
-        targets: what is to be predicted, shape (N,): strings or whole numbers.
-        columns: what else is known, by name, each of shape (N,): an array, or what becomes one where it is sliced.
-        sets: the set that each example is of, one of :data:`ROLES`, shape (N,); None: there is one set.
-        class_names: what the classes are called whose numbers the targets are; None: the targets say it.
+        inputs: inputs of a network.
+        targets: targets, shape (N,): strings or integers.
+        columns: further columns, by name, each of shape (N,): an array, or an object that becomes one when it is sliced.
+        sets: the set of each example, one of :data:`ROLES`, shape (N,). None: there is one set.
+        class_names: names of the classes whose numbers are the targets. None: the targets are the names.
     """
 
     inputs: Inputs
@@ -49,20 +49,20 @@ class Table(NamedTuple):
 
 
 class TableData(FederatedDataModule):
-    """Data of one's own, in whatever files. A kind of file overrides :meth:`read`; see docs/your_data.md.
+    """Your own data, in any kind of file. A kind of file overrides :meth:`read`; see docs/your_data.md.
 
-    Classes are found. Targets that are strings are classes in alphabetical order; whole numbers from 0 without gaps are classes as
-    they are, and other whole numbers are classes in their order, unless they are too many to be classes: more than a quarter of the
-    examples, or more than 100. Where several places have a part of the data each, one of them may
-    lack a class: ``classes`` says which there are, and a class then has the same number everywhere.
+    Classes are determined from the targets. Strings are classes in alphabetical order. Integers from 0 without gaps are the numbers
+    of classes, and other integers are classes in their order, unless there are too many of them: more than a quarter of the
+    examples, or more than 100. If the data are distributed over several places, one of them may lack a class: ``classes`` lists all
+    of them, so that a class has the same number everywhere.
 
-    A validation set without a test set is what is tested on, as is usual where test labels are not published.
+    A validation set without a test set is used as the test set, as is usual if test labels are not published.
 
     Args:
-        client: the column that says whose an example is: short for a partition :class:`ByColumn`.
-        split_column: the column that says which set an example is of: ``train``, ``val`` or ``test``.
-        split: see :class:`FederatedDataModule`. None: ``official`` if the data have a test set of their own, else ``pooled``.
-        test_share: see :class:`FederatedDataModule`. Where it is given and ``split`` is not, that is ``pooled``.
+        client: column that names an example's client: short for a partition :class:`ByColumn`.
+        split_column: column that names an example's set: ``train``, ``val`` or ``test``.
+        split: see :class:`FederatedDataModule`. None: ``official`` if the data have their own test set, else ``pooled``.
+        test_share: see :class:`FederatedDataModule`. If it is given and ``split`` is not, ``split`` is ``pooled``.
         classes: the classes, as the targets name them, in the order of their numbers. None: those that are found.
         **kwargs: see :class:`FederatedDataModule`.
     """
@@ -83,7 +83,7 @@ class TableData(FederatedDataModule):
         )
         require(
             client is None or partition is None,
-            f"Got client={client!r} and partition={partition}, of which the first is short for a ByColumn: give one of them.",
+            f"Got client={client!r} and partition={partition}, but client is short for a ByColumn: give one of them.",
         )
         partition = partition if client is None else ByColumn(client)
         super().__init__(partition=partition, split=split or "pooled", test_share=test_share, **kwargs)
@@ -97,12 +97,12 @@ class TableData(FederatedDataModule):
         self._roles: NDArray[np.int64] | None = None
 
     def read(self) -> Table:
-        """All examples, of whatever set."""
+        """All examples of all sets."""
         raise NotImplementedError(f"{type(self).__name__} must override read().")
 
     @property
     def num_classes(self) -> int:  # type: ignore[override]
-        """How many classes there are. Unless ``classes`` says it, the data are read, but images in files are not decoded."""
+        """Number of classes. Unless ``classes`` is given, the data are read, but images in files are not decoded."""
         if self._classes is None:
             self._read()
         assert self._classes is not None
@@ -115,7 +115,7 @@ class TableData(FederatedDataModule):
                 self.split = "official" if self._roles is not None and TEST in self._roles else "pooled"
                 self.test_share = None if self.split == "official" else self.test_share
             super().setup(stage)
-            self._table = self._roles = None  # what is needed of them is in the data
+            self._table = self._roles = None  # no longer needed
 
     def load(self) -> Pools:
         """The examples that are not for test, and those that are."""
@@ -135,7 +135,7 @@ class TableData(FederatedDataModule):
         return None if self._roles is None else self._roles[self._places()[0]] == VAL
 
     def _read(self) -> Table:
-        """What was read, once, with the targets as numbers from 0. Notes what the classes are called."""
+        """The table, read once, with the targets as numbers from 0. Sets the names of the classes."""
         if self._table is None:
             table = self.read()
             require(len(table.targets) > 0, f"{type(self).__name__} has no examples: give at least one per client.")
@@ -157,30 +157,30 @@ class TableData(FederatedDataModule):
         return self._table
 
     def _among(self, classes: list[str], table: Table) -> NDArray[np.int64]:
-        """The targets as numbers of classes that are known."""
+        """The targets as numbers of given classes."""
         names = table.targets if table.class_names is None else np.asarray(table.class_names)[table.targets.astype(np.int64)]
         found, place = np.unique(names.astype(str), return_inverse=True)
         numbers = {name: number for number, name in enumerate(classes)}
         unknown = [name for name in found.tolist() if name not in numbers]
         require(
             not unknown,
-            f"{type(self).__name__} found {', '.join(map(repr, unknown[:3]))} among the targets, and classes are "
+            f"{type(self).__name__} found {', '.join(map(repr, unknown[:3]))} among the targets, but classes are "
             f"{', '.join(map(repr, classes))}: name all that there are.",
         )
         return np.array([numbers[name] for name in found.tolist()])[place]
 
     def _places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the examples of the training set, those for validation among them, are in the table, and those of the test set."""
+        """Positions in the table of the training set, including validation examples, and of the test set."""
         assert self._roles is not None
         return np.flatnonzero(self._roles != TEST), np.flatnonzero(self._roles == TEST)
 
 
 def roles_of(sets: NDArray[Any], column: str | None) -> NDArray[np.int64]:
-    """What each example is for.
+    """The role of each example.
 
     Args:
-        sets: the set that each example is of, shape (N,).
-        column: where that is said, for an error.
+        sets: name of each example's set, shape (N,).
+        column: column of these names, for errors.
     """
     where = "The division into sets" if column is None else f"The column {column!r}"
     names = np.char.lower(sets.astype(str))
@@ -195,10 +195,10 @@ def roles_of(sets: NDArray[Any], column: str | None) -> NDArray[np.int64]:
 
 
 def numbered(targets: NDArray[Any]) -> tuple[NDArray[np.int64], list[str] | None]:
-    """Targets as numbers from 0, and what they stand for; None where they have been such numbers.
+    """Targets as numbers from 0, and the names that they stand for; None if they already were such numbers.
 
     Args:
-        targets: strings or whole numbers, shape (N,).
+        targets: strings or integers, shape (N,).
     """
     if targets.dtype == object:
         values = targets.tolist()
@@ -232,7 +232,7 @@ def numbered(targets: NDArray[Any]) -> tuple[NDArray[np.int64], list[str] | None
 
 
 def sets_of(path: str, test_path: str | None, endings: tuple[str, ...]) -> tuple[list[Path], list[str] | None]:
-    """The files of a training set and of a test set, if there is one, and the set that each file is of; None: there is one set."""
+    """The files of a training set and of a test set, if there is one, and the set of each file. None: there is one set."""
     train = find_files(path, endings)
     if test_path is None:
         return train, None
@@ -241,7 +241,7 @@ def sets_of(path: str, test_path: str | None, endings: tuple[str, ...]) -> tuple
 
 
 def find_files(path: str, endings: tuple[str, ...]) -> list[Path]:
-    """A file, or all files anywhere in a folder that end so, in order of their paths."""
+    """A file, or all files anywhere in a folder with these suffixes, in order of their paths."""
     place = Path(path).expanduser()
     if place.is_file():
         return [place]

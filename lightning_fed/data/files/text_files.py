@@ -14,17 +14,17 @@ from lightning_fed.options import PositiveInt, require_from
 
 
 class TextFiles(TableData):
-    """Texts, or pairs of texts, in files of one's own, for a pretrained network; see :class:`TextClassification` for what it gets.
+    """Texts, or pairs of texts, in your own files, for a pretrained network; see :class:`TextClassification` for its inputs.
 
-    Files have a header. Those named ``.tsv`` have tabs and no quotation, others commas and quotation.
+    Files have a header. ``.tsv`` files have tabs and no quotation, others commas and quotation.
 
     Args:
-        path: a file, or a folder with files that end in ``.csv`` or ``.tsv``, in UTF-8, or ``.parquet``.
+        path: a file, or a folder with ``.csv`` or ``.tsv`` files, in UTF-8, or ``.parquet`` files.
         tokenizer: folder or name on the Hugging Face hub, of a tokenizer or the model that it belongs to.
-        input: the column of the texts, or two columns.
-        target: the column of the classes.
+        input: column of the texts, or two columns.
+        target: column of the classes.
         test_path: an official test set, in the same form.
-        max_length: longest text, or pair of texts, in tokens; of what is longer the end is cut off, in a pair of the longer text.
+        max_length: maximum number of tokens of a text or pair of texts. Longer ones are cut at the end, in a pair the longer text.
         **kwargs: see :class:`TableData`.
     """
 
@@ -71,7 +71,7 @@ class TextFiles(TableData):
 
 
 def lines_of(file: Path) -> Lines:
-    """The lines of a file; in ``.tsv`` files a quotation mark is a character like any other."""
+    """The lines of a file; in ``.tsv`` files quotation marks are ordinary characters."""
     if file.suffix.lower() == PARQUET:
         return parquet_table(file)
     return csv_table(file, **written_as(file))

@@ -1,1 +1,1 @@
-"""Who holds which examples: subclasses of ``Partitioner`` (``base.py``), one file per kind; ``lightning_fed.data`` exports them."""
+"""Partitions of examples among clients: subclasses of ``Partitioner`` (``base.py``), one file per kind."""

@@ -1,4 +1,4 @@
-"""Who holds which example: partitions are pure functions (labels, clients, seed) → index lists."""
+"""Partitions of examples among clients, as pure functions (labels, clients, seed) → lists of indices."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,30 +15,29 @@ from lightning_fed.options import PositiveInt
 class Partitioner:
     """Divides a pool of labelled examples among clients.
 
-    A new partition overrides :meth:`split`, seldom :meth:`for_test_pool`, and should almost never override
-    :meth:`__call__` or :meth:`pools`. ``split`` draws what describes the clients (the *table*: classes, shares,
-    probabilities) before anything that depends on the number of examples, so that two pools of the same classes get the
-    same table from one seed.
+    A new partition overrides :meth:`split`, rarely :meth:`for_test_pool`; avoid overriding :meth:`__call__` or :meth:`pools`.
+    ``split`` draws what describes the clients (the *table*: classes, shares, probabilities) before anything that depends on the
+    number of examples, so that two pools with the same classes get the same table from one seed.
 
-    A *natural* partition, in which the data say whose an example is, overrides :meth:`holders` instead, and nothing else.
+    A *natural* partition, in which the data say which client an example belongs to, only overrides :meth:`holders`.
     """
 
     min_examples: int | None = None
-    """Of a natural partition: clients with fewer examples are left out, and so are those that cannot be trained or tested. None:
-    nobody is left out, and who cannot be trained or tested is refused.
+    """For natural partitions: clients with fewer examples, or without training or test examples, are left out. None: no client is
+    left out, and clients that cannot be trained or tested are refused.
     """
 
     @property
     def is_natural(self) -> bool:
-        """Whether the data say whose an example is."""
+        """Whether the data say which client an example belongs to."""
         return type(self).holders is not Partitioner.holders
 
     def holders(self, column: Callable[[str], NDArray[Any]]) -> NDArray[Any] | None:
-        """Who holds each example, in a natural partition: the name of a client (a string or a number) per example, shape (N,). Each
-        name is a client. Default: None, the data do not say it, and examples are dealt to ``num_clients`` clients.
+        """Each example's client in a natural partition: a name (string or number) per example, shape (N,). Each name is a client.
+        Default: None, examples are dealt to ``num_clients`` clients.
 
         Args:
-            column: gives a column of the data by its name, one value per example: see :meth:`FederatedDataModule.column`.
+            column: returns a column of the data by name, one value per example; see :meth:`FederatedDataModule.column`.
         """
         return None
 
@@ -55,7 +54,7 @@ class Partitioner:
     def pools(
         self, train_labels: NDArray[np.int64], test_labels: NDArray[np.int64], num_clients: int, seed: int
     ) -> tuple[list[Indices], list[Indices]]:
-        """Divide a train and a test pool of the same classes so that clients are tested on what they train on."""
+        """Divide a train and a test pool of the same classes, so that clients are tested on the classes that they train on."""
         missing = set(np.unique(train_labels)) ^ set(np.unique(test_labels))
         require(
             not missing,
@@ -65,7 +64,7 @@ class Partitioner:
         return self(train_labels, num_clients, seed), self.for_test_pool()(test_labels, num_clients, seed)
 
     def for_test_pool(self) -> "Partitioner":
-        """The partitioner of a separate test pool."""
+        """The partitioner for a separate test pool."""
         return self
 
     def split(self, members: list[Indices], num_clients: int, rng: np.random.Generator) -> list[Indices]:
@@ -74,7 +73,7 @@ class Partitioner:
         Args:
             members: for each class that has examples, their indices in random order.
             num_clients: number of clients.
-            rng: stream for every draw. Its state on entry does not depend on the pool.
+            rng: stream for all draws. Its initial state does not depend on the pool.
         """
         return np.array_split(rng.permutation(np.concatenate(members)), num_clients)
 
@@ -94,10 +93,9 @@ class IID(Partitioner):
 class ClassesPerClient(Partitioner):
     r"""Every client holds the same number of classes (Shamsian et al., ICML 2021; also pFedLoRA, arXiv:2310.13283).
 
-    A class is cut into nearly equal shares, one for each client that holds it. Clients come in turn and take the
-    classes with most shares left, ties at random. Differences from the authors' code: no client gets a class twice, the
-    numbers of shares of two classes differ by at most one, and no share or example is left out. With fewer picks than
-    classes, some classes go unused.
+    A class is cut into nearly equal shares, one for each client that holds it. Clients take turns and choose the classes with most
+    shares left, ties at random. Differences from the authors' code: no client gets a class twice, the numbers of shares of two
+    classes differ by at most one, and no share or example is left out. With fewer picks than classes, some classes are not used.
 
     With ``deal="random"`` and ``jitter=False`` it is the quantity-based label imbalance of NIID-Bench (Li et al. 2022,
     arXiv:2102.02079).
@@ -106,8 +104,8 @@ class ClassesPerClient(Partitioner):
         classes: number of classes of each client, :math:`k`.
         jitter: whether the shares of a class are drawn from :math:`U(0.4, 0.6)` and normalized, as in the paper, or
             equal.
-        deal: how clients come by their classes: ``even``, as above, or ``random``: of :math:`C` classes client :math:`i` holds
-            number :math:`i \bmod C` and :math:`k-1` others, drawn for it alone. Some classes then have more holders than others.
+        deal: how clients get their classes: ``even``, as above, or ``random``: of :math:`C` classes client :math:`i` holds
+            class :math:`i \bmod C` and :math:`k-1` others, drawn independently. Some classes then have more holders than others.
     """
 
     classes: PositiveInt
@@ -129,7 +127,7 @@ class ClassesPerClient(Partitioner):
                 f"lower num_clients (now {num_clients}) or `classes` (now {self.classes}).",
             )
             widths = rng.uniform(0.4, 0.6, len(holders)) if self.jitter else np.ones(len(holders))
-            # However small a client's share is, the client does hold the class.
+            # However small its share is, a client does hold the class.
             for client, piece in zip(holders, cut(indices, widths / widths.sum(), at_least=1), strict=True):
                 parts[client].append(piece)
         return [np.concatenate(pieces) for pieces in parts]
@@ -137,9 +135,9 @@ class ClassesPerClient(Partitioner):
     def _holders(self, num_classes: int, num_clients: int, rng: np.random.Generator) -> list[Indices]:
         """The clients that hold each class.
 
-        Taking the fullest classes first keeps the numbers of shares left within one of each other. With :math:`r`
-        clients to come and :math:`kr` shares left, at least :math:`k` classes therefore have one: the deal cannot get
-        stuck.
+        Taking the classes with most shares first keeps the numbers of remaining shares within one of each other. With :math:`r`
+        remaining clients and :math:`kr` remaining shares, at least :math:`k` classes therefore have one, so that the deal cannot
+        fail.
         """
         require(
             self.classes <= num_classes,

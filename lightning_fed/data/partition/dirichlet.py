@@ -12,24 +12,24 @@ from lightning_fed.errors import FederationError, require
 from lightning_fed.options import PositiveInt
 
 MAX_DRAWS = 10
-"""Tables that DirichletPerClass tries before it gives up."""
+"""Number of tables that DirichletPerClass tries before it gives up."""
 
 
 @dataclass(frozen=True)
 class DirichletPerClient(Partitioner):
-    r"""Every client holds the same number of examples, of classes drawn for it alone; clients overlap by design.
+    r"""Every client holds the same number of examples, with class proportions drawn for it; clients may share examples.
 
     The protocol of FedCAC (Wu et al., ICCV 2023, arXiv:2309.11103; its code is the library Fling) and FedDecomp
     (arXiv:2406.19931): one :math:`Q_i \sim \mathrm{Dir}(\alpha \mathbf{1}_C)` per client, the same for both pools, and
-    :math:`\lfloor nQ_{ij} + 1/2 \rfloor` examples of class :math:`j` until the client has its :math:`n`; what rounding
-    leaves goes to the last class. A client draws without replacement, but every client draws from the whole pool, so
-    that two clients may hold the same example: use it with ``split: official``. Where a class is smaller than a
-    request, the rest comes from the client's other classes, likeliest first (Fling repeats examples instead).
+    :math:`\lfloor nQ_{ij} + 1/2 \rfloor` examples of class :math:`j` until the client has its :math:`n`; the last class gets the
+    remainder of rounding. A client draws without replacement, but every client draws from the whole pool, so that two clients may
+    hold the same example: use it with ``split: official``. If a class has fewer examples than requested, the rest comes from the
+    client's other classes, most likely ones first (Fling repeats examples instead).
 
     Args:
         alpha: concentration :math:`\alpha`; the smaller, the fewer classes a client has.
-        samples: examples of each client in the train pool, :math:`n`.
-        test_samples: the same in the test pool.
+        samples: number of examples of each client in the train pool, :math:`n`.
+        test_samples: number of examples of each client in the test pool.
     """
 
     alpha: PositiveFloat
@@ -67,15 +67,15 @@ class DirichletPerClass(Partitioner):
     r"""Every class is divided among the clients by proportions drawn for it; clients are disjoint and differ in size.
 
     The split of Yurochkin et al. (ICML 2019) and of most benchmarks since, often cited as the LDA split of Hsu et al.
-    (arXiv:1909.06335): one :math:`\mathrm{Dir}(\alpha \mathbf{1}_N)` over the :math:`N` clients per class, drawn anew
-    while a client has too little, ten times at most. No example is left out.
+    (arXiv:1909.06335): one :math:`\mathrm{Dir}(\alpha \mathbf{1}_N)` over the :math:`N` clients per class. It is redrawn while a
+    client has too few examples, at most ten times. No example is left out.
 
     Args:
         alpha: concentration :math:`\alpha`; the smaller, the fewer clients hold a class.
-        min_samples: what each client holds at least (of a separate test pool: 1).
-        balanced: whether a client that holds its even share of all examples, :math:`1/N`, gets nothing of the classes to come, as
-            in the code of Yurochkin et al. and in NIID-Bench (Li et al. 2022): sizes then differ less. Where the others' shares of
-            a class are all 0, it goes to them in equal parts.
+        min_samples: minimum number of examples of each client (in a separate test pool: 1).
+        balanced: whether a client that holds its even share of all examples, :math:`1/N`, gets nothing of the remaining classes, as
+            in the code of Yurochkin et al. and in NIID-Bench (Li et al. 2022): sizes then differ less. If the other clients' shares
+            of a class are all 0, they get equal parts of it.
     """
 
     alpha: PositiveFloat
@@ -91,13 +91,13 @@ class DirichletPerClass(Partitioner):
     def pools(
         self, train_labels: NDArray[np.int64], test_labels: NDArray[np.int64], num_clients: int, seed: int
     ) -> tuple[list[Indices], list[Indices]]:
-        """Divide both pools by the first table that suits both: a new table for one alone would tell them apart."""
+        """Divide both pools by the first table that suits both: a new table for one would give it other proportions."""
         train, test = (by_class(labels, num_clients, seed) for labels in (train_labels, test_labels))
         divided = self._divide([(train, self.min_samples), (test, 1)], num_clients, table_stream(seed))
         return finish(divided[0]), finish(divided[1])
 
     def _divide(self, pools: list[tuple[list[Indices], int]], num_clients: int, rng: np.random.Generator) -> list[list[Indices]]:
-        """Each pool, given with the fewest examples a client may hold, divided by the first table that suits all."""
+        """Divide each pool, given with a client's minimum number of examples, by the first table that suits all."""
         fewest = num_clients
         for _ in range(MAX_DRAWS):
             table = _dirichlet(rng, self.alpha, len(pools[0][0]), num_clients)
@@ -126,7 +126,7 @@ def _by_table(members: list[Indices], table: NDArray[np.float64]) -> list[Indice
 
 
 def _closed_when_full(table: NDArray[np.float64], members: list[Indices]) -> NDArray[np.float64]:
-    """The shares of each class without those of clients that the classes before have filled.
+    """The shares of each class, without those of clients that earlier classes have filled.
 
     Args:
         table: shares, one row per class and one column per client.
@@ -143,7 +143,7 @@ def _closed_when_full(table: NDArray[np.float64], members: list[Indices]) -> NDA
 
 
 def _move_overflow(counts: Indices, sizes: Indices, order: Indices) -> None:
-    """Where more is asked of a class than it has, ask the others, in the given order."""
+    """If more is requested of a class than it has, request the rest from the other classes, in the given order."""
     over = int(np.maximum(counts - sizes, 0).sum())
     np.minimum(counts, sizes, out=counts)
     for label in order:
@@ -155,7 +155,7 @@ def _move_overflow(counts: Indices, sizes: Indices, order: Indices) -> None:
 
 
 def _dirichlet(rng: np.random.Generator, alpha: float, rows: int, columns: int) -> NDArray[np.float64]:
-    """Rows of probabilities. NumPy keeps small alphas from underflowing; a huge one overflows."""
+    """Rows of probabilities. NumPy prevents underflow for a small alpha; a huge one overflows."""
     table = rng.dirichlet(np.full(columns, alpha), size=rows)
     require(
         np.allclose(table.sum(axis=1), 1),

@@ -1,4 +1,4 @@
-"""The partition that is written down."""
+"""The partition with given shares."""
 
 import math
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from lightning_fed.errors import require
 
 @dataclass(frozen=True)
 class GivenShares(Partitioner):
-    """Every class is divided by numbers that are given: another code's division of the same data, or one to try something on.
+    """Every class is divided in given proportions: another code's division of the same data, or a hand-made one.
 
-    A class is cut in proportion to its numbers, whatever their sum, in a separate test pool as in the training pool. Which of its
-    examples a client gets is drawn by the seed. A class of which all numbers are 0 goes unused.
+    A class is cut in proportion to its numbers, whatever their sum, in a separate test pool as in the training pool. The seed draws
+    which of its examples a client gets. A class whose numbers are all 0 is not used.
 
     Args:
-        shares: a row per client and a number per class, such as how many examples of it the client has; or, in its place, 0 and 1
-            for who has it.
+        shares: a row per client with a number per class, such as the client's number of examples of that class, or 0 and 1 for
+            whether the client has it.
     """
 
     shares: Sequence[Sequence[float]]

@@ -1,4 +1,4 @@
-"""Natural partitions: the data say whose an example is."""
+"""Natural partitions: the data say which client an example belongs to."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,16 +15,15 @@ from lightning_fed.options import PositiveInt
 
 @dataclass(frozen=True)
 class ByColumn(Partitioner):
-    """Every value of a column is a client: a user, a hospital, a file. Chance plays no part, and clients may differ in size by any
-    factor.
+    """Every value of a column is a client: a user, a hospital, a file. Nothing is random; client sizes may differ by any factor.
 
-    ``num_clients`` need not be given. If it is, so many clients take part, drawn by the seed.
+    If ``num_clients`` is given, that many clients are drawn by the seed.
 
     Args:
-        column: its name; the data say which columns they have.
-        min_examples: leave out clients with fewer examples, and those without an example to train on or one to test on. None: leave
-            nobody out; clients without an example to test on are then refused, and those without one to train on must be ``unseen``
-            in a federation.
+        column: name of the column; it depends on the data which ones there are.
+        min_examples: leave out clients with fewer examples, and those without a training or a test example. None: leave out no
+            client; clients without a test example are then refused, and those without a training example must be ``unseen`` in a
+            federation.
     """
 
     column: str
@@ -32,17 +31,17 @@ class ByColumn(Partitioner):
 
     def __post_init__(self) -> None:
         fine = self.min_examples is None or self.min_examples >= 1
-        require(fine, f"ByColumn got min_examples={self.min_examples}: give a whole number from 1, or none.")
+        require(fine, f"ByColumn got min_examples={self.min_examples}: give a whole number from 1, or None.")
 
     def holders(self, column: Callable[[str], NDArray[Any]]) -> NDArray[Any]:
         return column(self.column)
 
 
 def by_name(holders: NDArray[Any]) -> tuple[list[str], list[Indices]]:
-    """The clients' names, numbers in numerical order and before anything else in alphabetical order, and what each of them holds.
+    """The clients' names and the examples of each; numeric names in numerical order, before all others in alphabetical order.
 
     Args:
-        holders: the name of each example's client, shape (N,).
+        holders: name of each example's client, shape (N,).
     """
     missing = [place for place, name in enumerate(holders.tolist()) if name is None or name != name or name == ""]
     require(

@@ -1,4 +1,4 @@
-"""What every partition does with a pool of examples before and after its own decisions."""
+"""What all partitions do with a pool of examples before and after their own division."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ Indices = NDArray[np.int64]
 
 
 def by_class(labels: NDArray[np.int64], num_clients: int, seed: int) -> list[Indices]:
-    """The shuffled indices of each class that has examples, after refusing what no partition can satisfy."""
+    """The shuffled indices of each class that has examples, after checks that apply to all partitions."""
     require(num_clients >= 1, f"Got num_clients={num_clients}: a federation needs at least 1 client.")
     require(seed >= 0, f"Got seed={seed}: give a whole number from 0.")
     require(
@@ -23,7 +23,7 @@ def by_class(labels: NDArray[np.int64], num_clients: int, seed: int) -> list[Ind
 
 
 def table_stream(seed: int) -> np.random.Generator:
-    """The stream of a partition's draws. The table comes first in it, so it does not depend on the pool."""
+    """The random stream of a partition. The table is drawn first, so that it does not depend on the pool."""
     return np.random.default_rng([seed, 0])
 
 
@@ -35,7 +35,7 @@ def cut(indices: Indices, shares: NDArray[np.float64], at_least: int = 0) -> lis
 
 
 def finish(parts: list[Indices]) -> list[Indices]:
-    """Refuse clients without examples and sort what each client holds."""
+    """Refuse clients without examples, and sort each client's examples."""
     empty = sum(len(part) == 0 for part in parts)
     require(
         not empty,

@@ -1,4 +1,4 @@
-"""The partition in which clients hold some examples of some classes."""
+"""The partition in which clients hold a few examples of a few classes."""
 
 from dataclasses import dataclass, replace
 
@@ -12,19 +12,19 @@ from lightning_fed.options import PositiveInt
 
 @dataclass(frozen=True)
 class NWayKShot(Partitioner):
-    r"""A client :math:`i` holds :math:`k_i` examples of each of :math:`n_i` classes, few in all; most of the pool goes unused.
+    r"""A client :math:`i` holds :math:`k_i` examples of each of :math:`n_i` classes, few in all; most of the pool is not used.
 
-    The protocol of FedProto (Tan et al., AAAI 2022, arXiv:2105.00243), in which clients differ in how many classes they have, which
-    ones, and in how many examples: :math:`n_i` and :math:`k_i` are drawn uniformly, the classes without replacement. No example is
-    two clients'. In a separate test pool every client has ``test_shots`` examples of each of its classes: use it with
-    ``split: official``. (FedProto's code takes examples in the order of the files, this draws them.)
+    The protocol of FedProto (Tan et al., AAAI 2022, arXiv:2105.00243), in which clients differ in the number of classes, in the
+    classes and in the number of examples: :math:`n_i` and :math:`k_i` are drawn uniformly, the classes without replacement. No two
+    clients share an example. In a separate test pool every client has ``test_shots`` examples of each of its classes: use it with
+    ``split: official``. (FedProto's code takes examples in the order of the files; this draws them.)
 
     Args:
-        ways: the smallest and the largest number of classes. FedProto's :math:`n = 3, 4, 5` are ``[2, 5]``, ``[2, 6]`` and
+        ways: minimum and maximum number of classes. FedProto's :math:`n = 3, 4, 5` are ``[2, 5]``, ``[2, 6]`` and
             ``[3, 7]``.
-        shots: the smallest and the largest number of examples of a class that a client has, in the training pool. FedProto's
+        shots: minimum and maximum number of examples per class of a client, in the training pool. FedProto's
             :math:`k = 100` is ``[99, 100]`` on MNIST.
-        test_shots: how many it has in a separate test pool.
+        test_shots: number of examples per class of a client in a separate test pool.
     """
 
     ways: tuple[PositiveInt, PositiveInt]

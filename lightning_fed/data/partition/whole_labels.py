@@ -13,17 +13,17 @@ from lightning_fed.errors import require
 
 @dataclass(frozen=True)
 class WholeLabels(Partitioner):
-    """All examples of a label are one client's: its restaurants, its topics (PF2LoRA's experiments on E2E and WebNLG).
+    """All examples of a label belong to one client: its restaurants, its topics (PF2LoRA's experiments on E2E and WebNLG).
 
-    The largest label comes first, and each goes to the client that has fewest training examples so far, so that clients are about
-    equally large. Where there is an official test set, the labels that it has are dealt before the others, so that every client
-    has test examples. Chance plays no part: the seed does not matter. How PF2LoRA's paper deals its labels, it does not say.
+    Labels are dealt from the largest to the smallest, each to the client with the fewest training examples so far, so that clients
+    have similar sizes. With an official test set, its labels are dealt before the others, so that every client has test examples.
+    Nothing is random: the seed does not matter. PF2LoRA's paper does not say how it deals its labels.
     """
 
     def pools(
         self, train_labels: NDArray[np.int64], test_labels: NDArray[np.int64], num_clients: int, seed: int
     ) -> tuple[list[Indices], list[Indices]]:
-        """Divide both pools by the same table of labels; those of the test pool must be among those of the training pool."""
+        """Divide both pools by the same table of labels; the labels of the test pool must be among those of the training pool."""
         labels, sizes = np.unique(train_labels, return_counts=True)
         unknown = np.setdiff1d(test_labels, labels)
         require(
@@ -58,11 +58,11 @@ class WholeLabels(Partitioner):
 
 
 def deal(sizes: Sequence[int] | NDArray[np.int64], early: NDArray[np.bool_], num_clients: int) -> NDArray[np.int64]:
-    """Which client gets each label.
+    """The client that gets each label.
 
     Args:
-        sizes: examples of each label.
-        early: whether a label is dealt before those that are not.
+        sizes: number of examples of each label.
+        early: whether a label is dealt before the others.
         num_clients: number of clients.
     """
     held, holders = np.zeros(num_clients, dtype=np.int64), np.zeros(len(sizes), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Two data sets of hospitals, with the clients and the split of FLamby (du Terrail et al., NeurIPS 2022)."""
+"""Two hospital datasets, with the clients and the split of FLamby (du Terrail et al., NeurIPS 2022)."""
 
 import math
 from collections.abc import Sequence
@@ -21,28 +21,28 @@ from lightning_fed.data.tabular.scaled import ScaledColumns, Scope
 from lightning_fed.errors import FederationError, require
 
 SITE = "site"
-"""The column that says whose a patient is."""
+"""The column of a patient's site."""
 
 
 class Hospitals(ScaledColumns):
-    """What both have in common: each site is a client, in FLamby's order, and the division into training and test set is given.
+    """Common part of both datasets: each site is a client, in FLamby's order, and the training and test sets are given.
 
     Args:
         root: folder with the original files.
         standardize: see :class:`ScaledColumns`.
         partition: None: each site is a client.
         split: see :class:`FederatedDataModule`; ``official`` is FLamby's.
-        val_share: see :class:`FederatedDataModule`; FLamby holds nothing out.
+        val_share: see :class:`FederatedDataModule`; FLamby holds out no validation examples.
         **kwargs: see :class:`FederatedDataModule`.
     """
 
     num_classes = 1
     num_labels = 2
     sites: Sequence[str]
-    """What the sites are called, in the order of their ids."""
+    """Names of the sites, in the order of their ids."""
 
     published: str
-    """Where the files are to be had, for an error."""
+    """Where to get the files, for errors."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Hospitals(ScaledColumns):
         partition = ByColumn(SITE) if partition is None else partition
         super().__init__(standardize, partition=partition, split=split, val_share=val_share, **kwargs)
         self.root = root
-        self._sites = np.arange(0)  # of each patient, those of the training set first
+        self._sites = np.arange(0)  # the site of each patient, those of the training set first
 
     def setup(self, stage: str | None = None) -> None:
         super().setup(stage)
@@ -67,7 +67,7 @@ class Hospitals(ScaledColumns):
         return pick_column(type(self).__name__, {SITE: self._sites}, name)
 
     def file(self, name: str) -> Path:
-        """A file that is there; else an error that says where it is to be had and where it belongs."""
+        """An existing file; otherwise an error says where to get it and where to put it."""
         path = Path(self.root).expanduser() / name
         require(
             path.is_file(),
@@ -77,13 +77,13 @@ class Hospitals(ScaledColumns):
         return path
 
     def pools(self, rows: NDArray[np.float32], labels: NDArray[Any], sites: NDArray[Any], test: NDArray[Any], **more: Any) -> Pools:
-        """What :meth:`load` gives, of patients in any order.
+        """The return value of :meth:`load`, from patients in any order.
 
         Args:
             rows: (N, columns).
             labels: (N,), 0 or 1.
             sites: (N,), numbers.
-            test: who is tested on, (N,), boolean.
+            test: which patients are for test, (N,), boolean.
             **more: other inputs by name, each with a row per patient.
         """
         order = np.concatenate([np.flatnonzero(~test), np.flatnonzero(test)])
@@ -94,7 +94,7 @@ class Hospitals(ScaledColumns):
 
 FILES = ("cleveland", "hungarian", "switzerland", "va")
 DIAGNOSIS, GAPPY, CATEGORICAL = 13, (10, 11, 12), {2: (1, 2, 3, 4), 6: (0, 1, 2)}
-"""The column that is predicted, those that are mostly missing, and those that are categories, with their values."""
+"""The target column, the columns that are mostly missing, and the categorical columns with their values."""
 
 HEART_COLUMNS = (
     *("age", "sex", "chest pain", "resting blood pressure", "cholesterol", "fasting sugar", "resting ECG", "highest heart rate"),
@@ -103,21 +103,21 @@ HEART_COLUMNS = (
 
 
 class HeartDisease(Hospitals):
-    """Is a patient's heart diseased? UCI Heart Disease (Janosi et al., 1988), 740 patients of 4 hospitals, prepared and divided as
+    """Heart disease, yes or no. UCI Heart Disease (Janosi et al., 1988), 740 patients of 4 hospitals, prepared and divided as
     FLamby's Fed-Heart-Disease.
 
-    The columns slope, vessels and thal are left out, then patients with a missing value. There are 13 numbers: age, sex, resting
+    The columns slope, vessels and thal are left out, then patients with a missing value. There are 13 inputs: age, sex, resting
     blood pressure, cholesterol, fasting sugar, highest heart rate, angina from exercise and ST depression, and one-hot chest pain
-    (2 to 4) and resting ECG (1, 2), whose first values are left out. 486 are trained on and 254 tested on (Cleveland 199 and 104,
-    Hungary 172 and 89, Switzerland 30 and 16, Long Beach 85 and 45): two thirds of each hospital, drawn with seed 43, whatever
-    the seed of the run is.
+    (2 to 4) and resting ECG (1, 2), without their first values. 486 patients are for training and 254 for test (Cleveland 199 and
+    104, Hungary 172 and 89, Switzerland 30 and 16, Long Beach 85 and 45): two thirds of each hospital, drawn with seed 43,
+    independent of the run's seed.
 
     Args:
         root: folder with ``processed.cleveland.data``, ``processed.hungarian.data``, ``processed.switzerland.data`` and
-            ``processed.va.data``, as the UCI Machine Learning Repository has them.
+            ``processed.va.data``, from the UCI Machine Learning Repository.
         standardize: see :class:`ScaledColumns`; FLamby's is ``client``.
-        **kwargs: see :class:`FederatedDataModule`. Each hospital is a client, and its test part is FLamby's (``split: official``)
-            unless they say otherwise.
+        **kwargs: see :class:`FederatedDataModule`. By default each hospital is a client, and its test part is FLamby's
+            (``split: official``).
     """
 
     problem = "binary"
@@ -145,7 +145,7 @@ class HeartDisease(Hospitals):
 
 
 def complete_patients(path: Path) -> NDArray[np.float64]:
-    """The lines of a processed file without a gap in the columns that are used, shape (N, 14)."""
+    """The lines of a processed file without a missing value in the columns that are used, shape (N, 14)."""
     patients = []
     for line, fields in csv_rows(path):
         where = f"{path}, line {line},"
@@ -164,7 +164,7 @@ def complete_patients(path: Path) -> NDArray[np.float64]:
 
 
 def held_out(sick: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which patients of a hospital FLamby tests on: a third, stratified where there are more than two of both kinds."""
+    """FLamby's test patients of a hospital: a third, stratified if there are more than two of both kinds."""
     counts = np.unique(sick, return_counts=True)[1]
     stratified = len(counts) > 1 and counts.min() > 2
     _, test = train_test_split(
@@ -174,19 +174,19 @@ def held_out(sick: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 class TCGABRCA(Hospitals):
-    """How long does a patient live? The clinical table of TCGA-BRCA, breast cancer (Liu et al., Cell 2018), as FLamby's
-    Fed-TCGA-BRCA has it: 1,088 patients of 6 regions, 39 features, days until death or until they were last seen.
+    """Survival time of patients. The clinical table of TCGA-BRCA, breast cancer (Liu et al., Cell 2018), as in FLamby's
+    Fed-TCGA-BRCA: 1,088 patients of 6 regions, 39 features, days until death or last contact.
 
-    866 are trained on and 222 tested on (Northeast 248 and 63, South 156 and 40, West 164 and 42, Midwest 129 and 33, Europe 129
-    and 33, Canada 40 and 11), as the published split says; 8 patients that it does not name belong to nobody. The labels by which
-    patients can be dealt are whether they died.
+    866 patients are for training and 222 for test (Northeast 248 and 63, South 156 and 40, West 164 and 42, Midwest 129 and 33,
+    Europe 129 and 33, Canada 40 and 11), by the published split; 8 patients that it does not name are not used. The labels for
+    partitions are whether patients died.
 
     Args:
         root: folder with ``brca.csv`` and ``train_test_split.csv``.
-        standardize: see :class:`ScaledColumns`. FLamby's is ``none``: age in years stands beside 38 columns of 0 and 1, with which
+        standardize: see :class:`ScaledColumns`. FLamby's is ``none``: age in years is used beside 38 columns of 0 and 1, with which
             plain SGD at FLamby's rates oscillates.
-        **kwargs: see :class:`FederatedDataModule`. Each region is a client, and its test part is FLamby's (``split: official``)
-            unless they say otherwise.
+        **kwargs: see :class:`FederatedDataModule`. By default each region is a client, and its test part is FLamby's
+            (``split: official``).
     """
 
     problem = "survival"
@@ -200,7 +200,7 @@ class TCGABRCA(Hospitals):
 
     def __init__(self, root: str, standardize: Scope = "none", **kwargs: Any) -> None:
         super().__init__(root, standardize, **kwargs)
-        self._features: list[str] = []  # what the columns are called
+        self._features: list[str] = []  # names of the columns
 
     def load(self) -> Pools:
         """The patients, with event and time."""
@@ -235,7 +235,7 @@ class TCGABRCA(Hospitals):
 
 
 def number_of(field: str, where: str, column: str) -> float:
-    """A number; NaN where one is missing, which UCI's files say by a question mark."""
+    """A number; NaN if it is missing, for which UCI's files have a question mark."""
     if field.strip() in ("?", ""):
         return math.nan
     try:
@@ -248,6 +248,6 @@ def number_of(field: str, where: str, column: str) -> float:
 
 
 def complete(value: float, where: str, column: str) -> float:
-    """A number that is not missing."""
+    """A number that must not be missing."""
     require(not math.isnan(value), f"{where} has nothing in the column {column!r}: get the original file.")
     return value

@@ -1,4 +1,4 @@
-"""Columns of numbers, brought to a common scale and completed by what the training rows say."""
+"""Numeric columns, standardized and imputed with statistics of training rows."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,27 +15,27 @@ from lightning_fed.data.split import Split, union
 from lightning_fed.errors import require
 
 Scope = Literal["client", "all", "none"]
-"""Whose training rows say what the scale of a column is."""
+"""The training rows whose statistics standardize a column."""
 
 Impute = Literal["mean", "median", "none"]
-"""What stands for a number that is missing."""
+"""The replacement of a missing number."""
 
 EPSILON = 1e-9
 """Added to a standard deviation, as in FLamby."""
 
 
 class ScaledColumns(FederatedDataModule):
-    """Data whose inputs are rows of numbers that can be completed, and standardised: (x − mean) / std of each column. Means,
-    medians and standard deviations (with n − 1) are those of training rows, never of what is tested on. A column that is constant
-    there is only centred.
+    """Data whose inputs are rows of numbers, which can be imputed and standardized: (x − mean) / std of each column. Means, medians
+    and standard deviations (with n − 1) are those of training rows, never of test rows. A column that is constant in them is only
+    centered.
 
     Args:
-        standardize: whose training rows: each ``client``'s own, those of ``all``, which a client of a real federation does not see,
-            or ``none``. With ``client`` the pooled data, which the server tests on and centralised methods train on, are
-            standardised over everybody's rows, as FLamby has them.
-        standardized: the columns that are, by their names; None: all.
-        impute: what a missing number becomes: the ``mean`` or the ``median`` of its column over the same training rows, over
-            everybody's where the client has none or nothing is standardised. ``none``: missing numbers are refused.
+        standardize: training rows that give the statistics: each ``client``'s own; those of ``all``, which a client of a real
+            federation does not see; or ``none``. With ``client`` the pooled data, which the server evaluates on and centralized
+            methods train on, are standardized over the rows of all clients, as in FLamby.
+        standardized: names of the columns to standardize. None: all.
+        impute: replacement of missing numbers: the ``mean`` or the ``median`` of the column over the same training rows; over those
+            of all clients if the client has none or nothing is standardized. ``none``: missing numbers are refused.
         **kwargs: see :class:`FederatedDataModule`.
     """
 
@@ -52,10 +52,10 @@ class ScaledColumns(FederatedDataModule):
             f"Got standardized={standardized} with standardize=none: set standardize to client or all, or leave it out.",
         )
         self.standardized = standardized
-        self._of_all: Inputs | None = None  # the pooled data's, where they are not the clients'
+        self._of_all: Inputs | None = None  # inputs of the pooled data, if they differ from the clients'
 
     def prepare(self, inputs: Inputs, splits: Sequence[Split]) -> Inputs:
-        """The rows, completed and standardised."""
+        """The rows, imputed and standardized."""
         if self.standardize == self.impute == "none":
             return inputs
         rows = inputs[INPUT] if isinstance(inputs, dict) else inputs
@@ -67,7 +67,7 @@ class ScaledColumns(FederatedDataModule):
         held = np.concatenate([part for split in splits for part in split])
         require(
             len(np.unique(held)) == len(held),
-            "Clients share examples, which have no one scale then: set standardize to all or none, or choose a disjoint partition.",
+            "Clients share examples, which have no single scale then: set standardize to all or none, or choose another partition.",
         )
         own = everybody.clone()
         for split in splits:
@@ -81,11 +81,11 @@ class ScaledColumns(FederatedDataModule):
         return data if self._of_all is None else replace(data, data=SharedTensors(self._of_all, data.data.labels))
 
     def _finished(self, rows: Tensor, train: Tensor, everybody: Tensor) -> Tensor:
-        """Rows by what training rows say; everybody's say what a client's do not."""
+        """Rows with the statistics of training rows; missing statistics come from the rows of all clients."""
         if self.impute != "none":
             usual = torch.where(self._usual(train).isnan(), self._usual(everybody), self._usual(train))
             lacking = [repr(self.column_title(place)) for place in usual.isnan().nonzero().flatten().tolist()]
-            require(not lacking, f"No training row has a number in the column {', '.join(lacking[:1])}: leave it out.")
+            require(not lacking, f"No training row has a number in the column {', '.join(lacking[:1])}: leave the column out.")
             rows, train = (torch.where(part.isnan(), usual, part) for part in (rows, train))
         if self.standardize == "none":
             return rows
@@ -94,18 +94,18 @@ class ScaledColumns(FederatedDataModule):
         return scaled if self.standardized is None else torch.where(self._chosen(self.standardized, rows.shape[1]), scaled, rows)
 
     def _chosen(self, names: list[str], columns: int) -> Tensor:
-        """Which columns are standardised."""
+        """Mask of the columns to standardize."""
         titles = [self.column_title(place) for place in range(columns)]
         lacking = [name for name in names if name not in titles]
         require(not lacking, f"Got standardized={names}, but the columns are {', '.join(titles)}: name some of these.")
         return torch.tensor([title in names for title in titles])
 
     def _usual(self, rows: Tensor) -> Tensor:
-        """The mean or median of each column without what is missing; NaN where all is."""
+        """The mean or median of each column without missing numbers; NaN if all are missing."""
         return rows.nanmean(dim=0) if self.impute == "mean" else rows.nanquantile(0.5, dim=0)
 
     def column_title(self, place: int) -> str:
-        """What a column of the inputs is called. Default: its number."""
+        """Name of a column of the inputs. Default: its number."""
         return str(place)
 
 

@@ -1,4 +1,4 @@
-"""Small data sets that come with scikit-learn, in which something else than one class is predicted."""
+"""Small datasets that come with scikit-learn, for tasks other than one class of several."""
 
 from typing import cast
 
@@ -10,14 +10,14 @@ from lightning_fed.data.federated import FederatedDataModule, Pools, pools_of
 from lightning_fed.data.vision.images import Digits
 
 ODD, LARGE, PRIME, LOOP = {1, 3, 5, 7, 9}, {5, 6, 7, 8, 9}, {2, 3, 5, 7}, {0, 6, 8, 9}
-"""What is true of which digits: odd, five or more, prime, written with a closed loop."""
+"""Digits with each attribute: odd, five or more, prime, written with a closed loop."""
 
 
 class Diabetes(FederatedDataModule):
-    """Regression: 442 patients with 10 measurements each, and how far their diabetes has come a year later (Efron et al., 2004).
+    """Regression: 442 patients with 10 measurements each, and the progression of their diabetes after a year (Efron et al., 2004).
 
-    All numbers are standardised over the patients: a root mean squared error of 1 is that of the mean. The labels by which data are
-    partitioned are quarters of the patients, from the mildest courses to the most severe.
+    All numbers are standardized over the patients: predicting the mean gives a root mean squared error of 1. The labels by which
+    data are partitioned are quarters of the patients, by increasing progression.
 
     Args:
         **kwargs: see :class:`FederatedDataModule`.
@@ -40,7 +40,7 @@ class Diabetes(FederatedDataModule):
 
 
 class DigitAttributes(Digits):
-    """Several labels at once: of each of scikit-learn's digits, whether it is odd, five or more, prime, and written with a loop.
+    """Multilabel: for each of scikit-learn's digits, whether it is odd, five or more, prime, and written with a closed loop.
 
     The labels by which data are partitioned are the digits.
 
@@ -54,7 +54,7 @@ class DigitAttributes(Digits):
     problem = "multilabel"
 
     def load(self) -> Pools:
-        """The digits, with what is true of them."""
+        """The digits with their attributes."""
         images, digits, *_ = super().load()
         attributes = torch.tensor([[digit in those for those in (ODD, LARGE, PRIME, LOOP)] for digit in range(10)]).float()
         rows = {INPUT: cast(Tensor, images), TARGETS: attributes[digits]}

@@ -1,1 +1,1 @@
-"""Texts, tokenised for a transformer."""
+"""Texts, tokenized for a transformer."""

@@ -21,13 +21,13 @@ COLUMNS = ("class", "title", "description")
 class AGNews(FederatedDataModule):
     """News in four classes (Zhang et al., 2015): title and description as one sequence of words.
 
-    The vocabulary is the most frequent words of the training file; a word outside it is "unknown". Sequences are cut or padded to
-    one length.
+    The vocabulary consists of the most frequent words of the training file; other words are "unknown". Sequences are cut or padded
+    to one length.
 
     Args:
         root: folder with ``train*.csv`` and ``test.csv``: class (1 to 4), title, description, no header.
-        vocab_size: number of ids, padding (0) and unknown (1) among them; at least that of the backbone's embedding.
-        max_length: words per example.
+        vocab_size: number of ids, including padding (0) and unknown (1); at most that of the backbone's embedding.
+        max_length: number of words per example.
         **kwargs: see :class:`FederatedDataModule`.
     """
 

@@ -1,4 +1,4 @@
-"""Conversations as a chat template writes them, and which of their tokens are learned."""
+"""Conversations formatted by a chat template, and which of their tokens are trained."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -9,13 +9,13 @@ from lightning_fed.data.text.conversations import Conversation
 from lightning_fed.errors import FederationError, one_line, require
 
 Learn = Literal["answers", "last_answer", "all"]
-"""What of a conversation is learned."""
+"""Which part of a conversation is trained."""
 
 MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-"""What a template has in front of what the assistant says, if it marks that."""
+"""The tag before the assistant's messages in templates that mark them."""
 
 HALVES = re.compile("[\\ud800-\\udfff]")
-"""Code points of which two make a character, and one none."""
+"""Surrogate code points: two make a character, one alone is invalid."""
 
 TEMPLATES = {
     "chatml": "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['role'] == 'assistant' %}"
@@ -32,27 +32,27 @@ TEMPLATES = {
 
 
 class Span(NamedTuple):
-    """A stretch of a text, in characters."""
+    """A range of characters of a text."""
 
     start: int
     end: int
 
 
 class ChatTemplate:
-    """Turns conversations into tokens.
+    """Converts conversations to tokens.
 
     Args:
-        tokenizer: of the transformers library, a fast one, which knows where in a text each token stands.
-        given: a template: a name of :data:`TEMPLATES`, a file, or the template itself; None: the tokenizer's.
-        learn: what is learned.
-        variables: what the template may ask for besides, by name: ``date_string``, ``enable_thinking``, ….
+        tokenizer: a fast tokenizer of the transformers library, which knows the position of each token in a text.
+        given: the template: a name of :data:`TEMPLATES`, a file, or the template itself. None: the tokenizer's.
+        learn: what is trained.
+        variables: further variables of the template, by name: ``date_string``, ``enable_thinking``, ….
 
     Raises:
         FederationError: for a tokenizer that is not fast.
     """
 
     def __init__(self, tokenizer: Any, given: str | None, learn: Learn, variables: dict[str, Any]) -> None:
-        require(tokenizer.is_fast, f"The tokenizer {tokenizer.name_or_path} is no fast one: give a folder with tokenizer.json.")
+        require(tokenizer.is_fast, f"The tokenizer {tokenizer.name_or_path} is not a fast one: give a folder with tokenizer.json.")
         self.tokenizer, self.learn, self.variables = tokenizer, learn, variables
         file = Path(given).expanduser() if given and len(given) < 256 and "{" not in given else None
         self.text: str | None = tokenizer.chat_template if given is None else TEMPLATES.get(given, given)
@@ -61,14 +61,14 @@ class ChatTemplate:
             self.text = file.read_text()
 
     def encode(self, conversation: Conversation, where: str) -> tuple[list[int], list[bool]]:
-        """Token ids, and of each whether it is learned.
+        """Token ids, and for each whether it is trained.
 
         Args:
-            conversation: what is said.
+            conversation: the conversation.
             where: file and record, for errors.
 
         Raises:
-            FederationError: if the template refuses the conversation, or does not let tell what is learned.
+            FederationError: if the template refuses the conversation, or it cannot be determined what is trained.
         """
         if not conversation.is_chat:
             text, spans = self._written(*conversation.messages)
@@ -84,18 +84,18 @@ class ChatTemplate:
                 spans = list(self._spans(conversation, text, where))
         options = {"add_special_tokens": not conversation.is_chat, "return_offsets_mapping": True, "verbose": False}
         encoded = self.tokenizer(text, **options)
-        offsets = encoded["offset_mapping"]  # what the tokenizer adds by itself stands nowhere: (0, 0)
+        offsets = encoded["offset_mapping"]  # tokens that the tokenizer adds have (0, 0)
         learned = [any(start < span.end and end > span.start for span in spans) for start, end in offsets]
         return encoded["input_ids"], [True] * len(learned) if self.learn == "all" else learned
 
     def _written(self, prompt: Any, answer: Any) -> tuple[str, list[Span]]:
-        """A prompt and its completion as they are, and the token that ends a text."""
+        """A prompt and its completion without a template, and the token that ends a text."""
         end = self.tokenizer.eos_token or ""
         text = prompt + (answer if end and answer.endswith(end) else answer + end)
         return text, [Span(len(prompt), len(text))]
 
     def _marked(self, messages: Sequence[Any], where: str) -> tuple[list[int], list[bool]]:
-        """By the template's marks."""
+        """Tokens and trained tokens by the template's marks."""
         options = {"return_dict": True, "return_assistant_tokens_mask": True, "tokenizer_kwargs": {"verbose": False}}
         encoded = self._apply(messages, where, tokenize=True, **options)
         learned = [bool(mark) for mark in encoded["assistant_masks"]]
@@ -107,7 +107,7 @@ class ChatTemplate:
         return list(encoded["input_ids"]), learned
 
     def _spans(self, conversation: Conversation, text: str, where: str) -> Iterator[Span]:
-        """By the rule of prefixes: what is written up to an answer, and up to its end, must be how the whole begins."""
+        """Trained ranges by prefixes: what is written up to an answer, and up to its end, must be how the whole text starts."""
         messages = conversation.messages
         answers = [place for place, message in enumerate(messages) if isinstance(message, dict) and message["role"] == "assistant"]
         if conversation.start is not None or self.learn == "last_answer":
@@ -127,16 +127,16 @@ class ChatTemplate:
         rewritten = f"{prefix[:40]!r}… is not how {text[:40]!r}… begins" if len(prefix) > 40 else "of the question"
         raise FederationError(
             f"{where} is written in such a way that its answers cannot be told apart: the template, which marks no answers "
-            f"(no {{% generation %}}), writes earlier turns anew ({rewritten}): set learn to last_answer or all, or template."
+            f"(no {{% generation %}}), rewrites earlier turns ({rewritten}): set learn to last_answer or all, or template."
         )
 
     def render(self, messages: Sequence[Any], where: str, ask: bool = False) -> str:
-        """Messages as the template writes them.
+        """Messages in the format of the template.
 
         Args:
-            messages: of a conversation.
+            messages: messages of a conversation.
             where: file and record, for errors.
-            ask: whether the prompt for an answer is put behind them.
+            ask: whether to append the prompt for an answer.
         """
         text: str = self._apply(messages, where, tokenize=False, add_generation_prompt=ask)
         return text
@@ -156,6 +156,6 @@ class ChatTemplate:
 
 
 def _check_unicode(text: str, where: str) -> None:
-    """JSON can say half of a character, which no tokenizer takes."""
+    """Refuse half of a character, which JSON can express and no tokenizer takes."""
     half = HALVES.search(text)
     require(half is None, f"{where} has {half and half[0]!r}, half of a character: write both halves, or leave it out.")

@@ -1,4 +1,4 @@
-"""Texts, tokenised once for all clients."""
+"""Text classification: texts that are tokenized once for all clients."""
 
 import csv
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from lightning_fed.errors import FederationError, one_line, require
 from lightning_fed.options import PositiveInt, require_from
 
 CHUNK = 250
-"""Texts that are tokenised at once and padded to the longest of them: less padding, and little memory besides the result."""
+"""Number of texts that are tokenized together and padded to the longest: this saves padding and memory."""
 
 Examples = tuple[list[tuple[str, ...]], list[int]]
 """Texts, one or two per example, and labels from 0."""
@@ -25,12 +25,12 @@ Examples = tuple[list[tuple[str, ...]], list[int]]
 class TextClassification(FederatedDataModule):
     """Texts, or pairs of texts, for a pretrained network. A dataset overrides :meth:`examples` and sets ``num_classes``.
 
-    What a network gets is what the tokenizer makes: ``input_ids``, ``attention_mask`` and, where it knows them,
-    ``token_type_ids``, each of shape (B, L). L is the length of the batch's longest text, rounded up to a multiple of 8.
+    A network gets the tokenizer's output: ``input_ids``, ``attention_mask`` and, if there are any, ``token_type_ids``, each of
+    shape (B, L). L is the length of the batch's longest text, rounded up to a multiple of 8.
 
     Args:
         tokenizer: folder or name on the Hugging Face hub, of a tokenizer or the model that it belongs to.
-        max_length: longest text, or pair of texts, in tokens; of what is longer the end is cut off, in a pair of the longer text.
+        max_length: maximum number of tokens of a text or pair of texts. Longer ones are cut at the end, in a pair the longer text.
         **kwargs: see :class:`FederatedDataModule`.
     """
 
@@ -54,7 +54,7 @@ class TextClassification(FederatedDataModule):
 
 
 def written_as(path: Path) -> dict[str, Any]:
-    """How a file is written, for ``csv.reader``: in ``.tsv`` files, a quotation mark is a character like any other."""
+    """Options of ``csv.reader`` for a file: in ``.tsv`` files, quotation marks are ordinary characters."""
     return {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix.lower() == ".tsv" else {}
 
 
@@ -63,26 +63,26 @@ def tokenised(texts: Sequence[tuple[str, ...]], tokenizer: Any, max_length: int)
 
     Args:
         texts: one or two strings per example.
-        tokenizer: of the transformers library.
-        max_length: longest text, or pair, in tokens; of what is longer the end is cut off, in a pair of the longer text.
+        tokenizer: a tokenizer of the transformers library.
+        max_length: maximum number of tokens of a text or pair. Longer ones are cut at the end, in a pair the longer text.
 
     Returns:
-        What the tokenizer makes, each of shape (N, L).
+        The tokenizer's outputs, each of shape (N, L).
     """
     options = {"truncation": True, "max_length": max_length, "padding": True, "padding_side": "right"}
     starts = range(0, len(texts), CHUNK)
     columns = (map(list, zip(*texts[start : start + CHUNK], strict=True)) for start in starts)
-    # As dicts: what a tokenizer returns also holds each token as a string.
+    # As dicts: a tokenizer's return value also holds each token as a string.
     chunks = [dict(tokenizer(*texts_of_chunk, **options, return_tensors="pt")) for texts_of_chunk in columns]
     return concatenated(chunks, tokenizer)
 
 
 def concatenated(chunks: list[dict[str, Tensor]], tokenizer: Any) -> dict[str, Tensor]:
-    """Chunks one after the other, tokens padded on the right to the longest of all.
+    """Concatenate chunks, with tokens padded on the right to the longest of all.
 
     Args:
-        chunks: with ``input_ids`` ``(B, L)`` of different L; every tensor of L columns is padded alike, masks and others with 0.
-        tokenizer: what they come from; knows the values of padding.
+        chunks: with ``input_ids`` ``(B, L)`` of different L; every tensor with L columns is padded, masks and others with 0.
+        tokenizer: tokenizer of the chunks, for the values of padding.
     """
     padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
     longest = max(chunk["input_ids"].shape[1] for chunk in chunks)
@@ -101,8 +101,8 @@ def load_tokenizer(name: str, pads: bool = True, ends: bool = False) -> Any:
 
     Args:
         name: folder or name on the hub.
-        pads: whether it has to have a padding token.
-        ends: whether it has to have a token for the end of a text.
+        pads: whether it must have a padding token.
+        ends: whether it must have a token for the end of a text.
     """
     from transformers import AutoTokenizer
 
@@ -142,10 +142,10 @@ def read_examples(
     """The examples of a CSV or TSV file.
 
     Args:
-        path: of the file.
-        texts: names of the columns of the texts.
-        label: name of the column of the labels.
-        classes: what stands there, in the order of the labels' numbers.
+        path: path of the file.
+        texts: names of the text columns.
+        label: name of the label column.
+        classes: values of that column, in the order of the labels' numbers.
         header: see :func:`.csv_table`.
         skip_short: see :func:`.csv_table`.
     """

@@ -1,4 +1,4 @@
-"""What a record of instruction data says, whichever of the usual forms it has."""
+"""The conversation in a record of instruction data, in any of the usual forms."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from lightning_fed.errors import FederationError, require
 
 Columns = dict[str, list[str] | str]
-"""Which columns a role's message is in; several are joined by a blank line."""
+"""The columns of each role's message; several are joined by a blank line."""
 
 SHAREGPT = {"human": "user", "gpt": "assistant"}
-"""What ShareGPT calls its roles."""
+"""ShareGPT's names of the roles."""
 
 SYSTEM = ("system", "developer")
 
@@ -24,11 +24,11 @@ Message = dict[str, Any]
 
 
 class Conversation(NamedTuple):
-    """What is said, and what of it may be learned.
+    """A conversation, and which part of it may be trained.
 
     Args:
-        messages: at least one, of which the last is an answer. Where these are no messages, a prompt and how it goes on, as texts.
-        start: how many of the messages are a prompt, where all that follows is learned; None: the roles say it.
+        messages: at least one; the last is an answer. If they are no messages, a prompt and its completion, as texts.
+        start: number of messages that form the prompt, if everything after it is trained. None: the roles decide.
     """
 
     messages: Sequence[Message | str]
@@ -36,20 +36,20 @@ class Conversation(NamedTuple):
 
     @property
     def is_chat(self) -> bool:
-        """Whether a template is to write it."""
+        """Whether a template formats it."""
         return not isinstance(self.messages[0], str)
 
 
 def conversation_of(fields: Mapping[str, Any], columns: Columns | None, where: str) -> Conversation:
-    """What a record says.
+    """The conversation of a record.
 
     Args:
-        fields: of the record, by name.
-        columns: where the messages of each role are; None: the names of the fields say it.
+        fields: fields of the record, by name.
+        columns: columns of each role's messages. None: the names of the fields determine the form.
         where: file and record, for errors.
 
     Raises:
-        FederationError: for a record without an answer, roles in the wrong order, or a form that is not known.
+        FederationError: for a record without an answer, roles in the wrong order, or an unknown form.
     """
     if columns is not None:
         return _checked([{"role": role, "content": _joined(fields, names, where)} for role, names in columns.items()], where)
@@ -94,12 +94,12 @@ def _message(given: Any, where: str) -> Message:
 
 
 def _checked(messages: list[Message], where: str) -> Conversation:
-    """Raises :class:`FederationError` unless they begin with a question, take turns, and end with an answer."""
+    """Raises :class:`FederationError` unless messages begin with a question, alternate, and end with an answer."""
     roles = [str(message["role"]) for message in messages]
     told = f"{where} has the roles {', '.join(roles) or 'of nobody'}"
     turns = roles[1:] if roles[:1] and roles[0] in SYSTEM else roles
     require("assistant" in turns and turns[-1] == "assistant", f"{told}: it ends without an answer, which the assistant gives.")
-    require(turns[0] == "user", f"{told}: expected that the user begins, behind a system message if there is one.")
+    require(turns[0] == "user", f"{told}: expected the user first, or after a system message.")
     for before, after in pairwise(turns):
         fits = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("assistant", "tool")}.get(before, ())
         require(after in fits, f"{told}: after {before} comes {after}, expected {' or '.join(fits) or 'user, assistant or tool'}.")

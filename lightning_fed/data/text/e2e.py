@@ -12,19 +12,19 @@ from lightning_fed.errors import require
 SLOT = re.compile(r"([^\[\],]+)\[([^\]]*)\]")
 MEANING = re.compile(rf"{SLOT.pattern}(, {SLOT.pattern})*")
 NAMES = {"eatType": "Type", "priceRange": "price", "familyFriendly": "family friendly"}
-"""What slots are called in the data that LoRA's experiments use, where that differs from the files."""
+"""Names of slots in the data of LoRA's experiments that differ from the files."""
 
 
 class E2E(TextGeneration):
-    """The E2E NLG challenge (Novikova, Dušek and Rieser, SIGDIAL 2017): say in words what is known about a restaurant.
+    """The E2E NLG challenge (Novikova, Dušek and Rieser, SIGDIAL 2017): describe a restaurant in words.
 
     A source is a line like ``name : The Vaults | Type : pub | price : more than £30``, the format of LoRA's experiments. The label
-    is the restaurant's name: there are 34 in the training set, 18 of them also in the test set. Texts are as they stand in the
-    files.
+    is the restaurant's name: there are 34 in the training set, 18 of them also in the test set. Texts are those of the files,
+    unchanged.
 
     Args:
         root: folder with ``trainset.csv``, ``devset.csv`` and ``testset_w_refs.csv``.
-        test_set: what clients are tested on; ``dev`` to choose hyper-parameters.
+        test_set: the set that clients are tested on; ``dev`` to choose hyperparameters.
         **kwargs: see :class:`TextGeneration`.
     """
 

@@ -1,4 +1,4 @@
-"""Whether answers are right: numbers as GSM8K writes them, and short texts."""
+"""Correctness of answers: numbers in GSM8K's format, and short texts."""
 
 import re
 import string
@@ -6,14 +6,14 @@ import string
 NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?")
 
 MARKED_NUMBER = re.compile(rf"####\s*({NUMBER.pattern})")
-"""How GSM8K's answers end."""
+"""The end of GSM8K's answers."""
 
 BLANKS = str.maketrans(dict.fromkeys(string.punctuation, " "))
 
 
 def is_exact(answer: str, reference: str) -> bool:
-    """Whether an answer says what the reference does. Where that has ``#### number``, the number behind the answer's last such mark
-    has to be the same (GSM8K's strict match); else the texts, in lower case, with blanks for punctuation.
+    """Whether an answer equals the reference. If the reference has ``#### number``, the number after the answer's last such mark
+    must be the same (GSM8K's strict match); else the texts are compared in lower case, with blanks for punctuation.
     """
     if wanted := MARKED_NUMBER.findall(reference):
         said = MARKED_NUMBER.findall(answer)

@@ -1,4 +1,4 @@
-"""Texts that are to be generated from what they shall say, tokenised once for all clients."""
+"""Data-to-text generation: texts that are tokenized once for all clients."""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -18,16 +18,16 @@ from lightning_fed.errors import require
 from lightning_fed.options import PositiveInt, require_from
 
 IGNORED = -100
-"""The target of a token whose successor is not to be learned; cross-entropy leaves it out."""
+"""The target of a token whose successor is not trained; cross-entropy ignores it."""
 
 
 class Example(NamedTuple):
-    """Something to be said, and how people said it.
+    """A source and its reference texts.
 
     Args:
-        source: what is to be said (the meaning representation), as one line of text.
+        source: what the text should say (the meaning representation), as one line of text.
         label: what it is about.
-        references: texts that say it, at least one.
+        references: reference texts, at least one.
     """
 
     source: str
@@ -36,23 +36,23 @@ class Example(NamedTuple):
 
 
 class TextGeneration(FederatedDataModule):
-    """Data-to-text generation with a causal language model, in the manner of LoRA's experiments with GPT-2 (Hu et al., ICLR 2022).
-    A dataset overrides :meth:`examples`.
+    """Data-to-text generation with a causal language model, as in LoRA's experiments with GPT-2 (Hu et al., ICLR 2022). A dataset
+    overrides :meth:`examples`.
 
     A training row is a source and one of its references: source, beginning-of-text token, blank and reference, end-of-text token.
-    Where a tokenizer has no token for the beginning, that for the end takes its place; where it has none for padding, the same. The
-    targets ``(B, L)`` are already shifted: that of a token is the next one. They are those of the reference and its end, and
-    :data:`IGNORED` elsewhere. A test row is a source with its first reference, of which the perplexity is measured; what a network
-    generates is compared with all references. Rows of one source stay together.
+    If a tokenizer has no token for the beginning or for padding, the end-of-text token is used. The targets ``(B, L)`` are already
+    shifted: that of a token is the next one. They are those of the reference and its end, and :data:`IGNORED` elsewhere. A test row
+    is a source with its first reference, of which the perplexity is measured; generated texts are compared with all references.
+    Rows of one source stay together.
 
     Labels, by which the data are partitioned, say what a source is about. Sizes of clients count rows.
 
     Args:
         tokenizer: folder or name on the Hugging Face hub, of a tokenizer or the model that it belongs to.
-        max_length: longest row in tokens; nothing is cut off, longer rows are refused. LoRA's scripts: 512.
-        metrics: what generated texts are scored by, see :func:`lightning_fed.data.text.scores.score_texts`; None: ``bleu``,
+        max_length: maximum number of tokens of a row; longer rows are refused, not cut. LoRA's scripts: 512.
+        metrics: scores of generated texts, see :func:`lightning_fed.data.text.scores.score_texts`. None: ``bleu``,
             ``nist``, ``meteor`` (which needs Java), ``ter``, ``rouge_l`` and ``cider``.
-        partition: who holds what; default, :class:`WholeLabels`.
+        partition: how examples are divided among clients. Default: :class:`WholeLabels`.
         **kwargs: see :class:`FederatedDataModule`. A validation example is a source with all its references: generating for it
             takes as long as for a test example.
     """
@@ -76,7 +76,7 @@ class TextGeneration(FederatedDataModule):
         self.metrics: Sequence[Score] = SCORES if metrics is None else metrics
 
     def examples(self) -> tuple[list[Example], list[Example]]:
-        """Those of the training set and of the test set, which may be empty."""
+        """The examples of the training set and of the test set, which may be empty."""
         raise NotImplementedError(f"{type(self).__name__} must override examples().")
 
     @property
@@ -102,7 +102,7 @@ class TextGeneration(FederatedDataModule):
         return pools_of(inputs, labels[inputs[EXAMPLE]], num_train)
 
     def score(self, answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
-        """Scores of generated texts, compared with all references; see :func:`lightning_fed.data.text.scores.score_texts`.
+        """Scores of generated texts against all references; see :func:`lightning_fed.data.text.scores.score_texts`.
 
         Args:
             answers: for each batch, the numbers of its sources, ``(B,)``, and token ids, ``(B, T)``. A source counts once.
@@ -154,7 +154,7 @@ class TextGeneration(FederatedDataModule):
 
 
 def grouped(rows: Iterable[tuple[str, str, str]]) -> list[Example]:
-    """One example for each source and label, in the order in which they come, with all its references."""
+    """One example for each source and label, in order of appearance, with all its references."""
     references: dict[tuple[str, str], list[str]] = {}
     for source, label, reference in rows:
         references.setdefault((source, label), []).append(reference)

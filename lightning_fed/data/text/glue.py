@@ -12,16 +12,16 @@ HUB_NAME = "nyu-mll/glue"
 
 
 class GlueTask(NamedTuple):
-    """What a task's files look like.
+    """The files of a task.
 
     Args:
-        folder: of its files.
+        folder: folder of its files.
         texts: columns of the texts.
         label: column of the label.
-        classes: what stands there, in the order of the hub's numbers.
+        classes: values of that column, in the order of the hub's numbers.
         hub_texts: columns of the texts on the hub.
         header: columns of a file without a header.
-        dev: what the development set is called after ``dev`` or, on the hub, ``validation``.
+        dev: suffix of the development set's name after ``dev`` or, on the hub, ``validation``.
     """
 
     folder: str
@@ -56,13 +56,13 @@ GLUE_TASKS = {
 class GLUE(TextClassification):
     """A classification task of GLUE (Wang et al., ICLR 2019).
 
-    The labels of GLUE's test sets are hidden. The test pool is therefore the development set (of MNLI: the matched one), on which
+    The labels of GLUE's test sets are hidden. The test pool is therefore the development set (for MNLI: the matched one), on which
     most papers report; validation examples, if any, are held out of the training set.
 
     Args:
         task: acceptability (cola), sentiment (sst2), paraphrases (mrpc, qqp), inference (mnli, qnli, rte).
         root: folder with GLUE's folders (``CoLA``, ``SST-2``, …), each with ``train.tsv`` and ``dev.tsv`` (MNLI:
-            ``dev_matched.tsv``); None: download nyu-mll/glue from the Hugging Face hub.
+            ``dev_matched.tsv``). None: download nyu-mll/glue from the Hugging Face hub.
         split: see :class:`FederatedDataModule`; ``pooled`` joins training and development set.
         **kwargs: see :class:`TextClassification`.
     """
@@ -90,7 +90,7 @@ class GLUE(TextClassification):
         names = [f"{task.folder}/train.tsv", f"{task.folder}/dev{task.dev}.tsv"]
         remedy = f"set --data.init_args.root to the folder that has {' and '.join(names)}, or leave it out to download them"
         files = [existing(Path(root, name), remedy) for name in names]
-        # A few lines of QQP lack columns; GLUE's readers have always left them out.
+        # A few lines of QQP lack columns; GLUE's readers skip them.
         columns, skip_short = (task.texts, task.label, task.classes, task.header), self.task == "qqp"
         train, dev = (read_examples(file, *columns, skip_short) for file in files)
         return train, dev

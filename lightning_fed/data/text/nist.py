@@ -1,4 +1,4 @@
-"""The NIST score (Doddington, HLT 2002) as ``mteval-v13a`` computes it, the script of the E2E challenge."""
+"""The NIST score (Doddington, HLT 2002) as computed by ``mteval-v13a``, the script of the E2E challenge."""
 
 import math
 from collections import Counter
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 Words = Sequence[str]
 
 BETA = math.log(2) / math.log(1.5) ** 2
-"""Of the penalty for short texts: a text of two thirds of the length counts half."""
+"""Factor in the penalty for short texts: a text of two thirds of the length counts half."""
 
 
 def nist(texts: Sequence[Words], references: Sequence[Sequence[Words]], longest: int = 5) -> float:
     r"""The sum over n of the mean information of an n-gram of the texts that is in a reference, times a penalty for short texts.
 
-    An n-gram counts at most as often as in the one reference of the text that has it most often. Its information is
-    :math:`\log_2` of how often its first n - 1 words are in all references over how often it is (of a word: over how many words
-    there are). The length to reach is the mean over a text's references. With several references this is not nltk's score, which
-    takes n-grams and length of the one reference that is best for each n.
+    An n-gram counts at most as often as in the reference of the text that has it most often. Its information is :math:`\log_2` of
+    the count of its first n - 1 words in all references over its own count (for a word: the number of words over its count). The
+    target length is the mean over a text's references. With several references this is not nltk's score, which takes n-grams and
+    length of the one reference that is best for each n.
 
     Args:
         texts: at least one.
-        references: one or more of each text.
+        references: one or more for each text.
         longest: the largest n.
     """
     counts = Counter(ngram for some in references for reference in some for ngram in ngrams(reference, longest))
@@ -42,5 +42,5 @@ def nist(texts: Sequence[Words], references: Sequence[Sequence[Words]], longest:
 
 
 def ngrams(words: Words, longest: int) -> list[tuple[str, ...]]:
-    """All runs of 1 to ``longest`` words."""
+    """All sequences of 1 to ``longest`` words."""
     return [tuple(words[start : start + n]) for n in range(1, longest + 1) for start in range(len(words) - n + 1)]

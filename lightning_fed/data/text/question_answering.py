@@ -1,4 +1,4 @@
-"""Questions that are answered with a span of a text, tokenised once for all clients."""
+"""Extractive question answering: questions that are tokenized once for all clients."""
 
 import json
 import string
@@ -19,8 +19,8 @@ from lightning_fed.errors import FederationError, one_line, require
 from lightning_fed.options import NonNegativeInt, PositiveInt, require_from
 
 OFFSETS = "offsets"
-"""Name, among the inputs, of each token's first character in the context and the one behind its last, shape (N, L, 2): 0 and 0 for
-what is no token of the context. A network does not get it.
+"""Name, among the inputs, of each token's first character in the context and the one after its last, shape (N, L, 2): 0 and 0 for
+tokens outside the context. Networks do not get it.
 """
 
 
@@ -28,11 +28,11 @@ class Question(NamedTuple):
     """A question about a text.
 
     Args:
-        id: what errors call it.
+        id: name of the question in errors.
         topic: title of the article that the text is from.
         question: the question.
         context: the text.
-        answers: right answers, each with the number of its first character in the context; none if it is unanswerable.
+        answers: correct answers, each with the position of its first character in the context; empty if it is unanswerable.
     """
 
     id: str
@@ -43,20 +43,20 @@ class Question(NamedTuple):
 
 
 class QuestionAnswering(FederatedDataModule):
-    """Extractive question answering in the manner of SQuAD. A dataset overrides :meth:`questions`.
+    """Extractive question answering as in SQuAD. A dataset overrides :meth:`questions`.
 
-    A row is a window of a question and a part of its context: a context that is too long has several, which overlap. Windows of one
-    question stay together. Sizes of clients count windows. Labels, by which the data are partitioned, are topics.
+    A row is a window with a question and a part of its context: a context that is too long has several windows, which overlap.
+    Windows of one question stay together. Sizes of clients count windows. Labels, by which the data are partitioned, are topics.
 
-    What a network gets is what the tokenizer makes, as in :class:`TextClassification`, the number of the question and
-    :data:`OFFSETS`. Targets ``(B, 2)`` are the first and the last token of the question's first answer, or 0 and 0, the CLS token,
-    where the window does not hold it whole.
+    A network gets the tokenizer's output, as in :class:`TextClassification`, the number of the question and :data:`OFFSETS`.
+    Targets ``(B, 2)`` are the first and the last token of the question's first answer, or 0 and 0, the CLS token, if the window
+    does not contain the whole answer.
 
     Args:
         tokenizer: folder or name on the Hugging Face hub, of a tokenizer or the model that it belongs to.
-        max_length: tokens of a window. 384 is the default of the SQuAD scripts of transformers.
-        stride: tokens of context that a window shares with the one before. 128 is the default of these scripts.
-        allow_unanswerable: whether questions may be unanswerable. No answer is then predicted where the lowest null score of the
+        max_length: number of tokens of a window. 384 is the default of the SQuAD scripts of transformers.
+        stride: number of context tokens that a window shares with the previous one. 128 is the default of these scripts.
+        allow_unanswerable: whether questions may be unanswerable. No answer is then predicted if the lowest null score of the
             question's windows is above the score of its best span.
         **kwargs: see :class:`FederatedDataModule`.
     """
@@ -83,7 +83,7 @@ class QuestionAnswering(FederatedDataModule):
         self._topics: list[str] = []
 
     def questions(self) -> tuple[list[Question], list[Question]]:
-        """Those of the training set and of the test set, which may be empty."""
+        """The questions of the training set and of the test set, which may be empty."""
         raise NotImplementedError(f"{type(self).__name__} must override questions().")
 
     @property
@@ -105,9 +105,9 @@ class QuestionAnswering(FederatedDataModule):
 
     def score(self, answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
         """Exact match and F1 of the questions, each between 0 and 1, by SQuAD's official definitions (as in torchmetrics, where
-        they are percentages): after normalization, and of the right answer that is closest.
+        they are percentages): after normalization, against the closest correct answer.
 
-        Where questions may be unanswerable, also ``has_answer_…`` and ``no_answer_…`` of those that have answers and have none.
+        If questions may be unanswerable, also ``has_answer_…`` and ``no_answer_…`` for questions with and without answers.
 
         Args:
             answers: for each batch, the numbers of its questions, ``(B,)``, and what :class:`lightning_fed.models.TransformerQA`
@@ -130,15 +130,15 @@ class QuestionAnswering(FederatedDataModule):
         return scores
 
     def _right(self, number: int) -> list[str]:
-        """The texts that a prediction is compared with. As in the official script of SQuAD 2.0, an empty one is right for a
-        question that is unanswerable, and an answer of which normalization leaves nothing ("the") does not count beside others:
-        else an empty prediction would be right.
+        """The texts that a prediction is compared with. As in the official script of SQuAD 2.0, the empty text is correct for an
+        unanswerable question. Answers that normalization makes empty ("the") do not count beside others, because an empty
+        prediction would then be correct.
         """
         texts = [text for text, _ in self._questions[number].answers]
         return ([text for text in texts if says_something(text)] or [""]) if self.allow_unanswerable else texts
 
     def _answer(self, number: int, windows: list[list[float]]) -> str:
-        """The text of the best span of a question's windows, the first of equals; empty if there is none."""
+        """The text of the best span of a question's windows, the first if several are equal; empty if there is none."""
         first, end, score, _ = max(windows, key=lambda window: window[2])
         if self.allow_unanswerable and min(null for *_, null in windows) > score:
             return ""
@@ -183,20 +183,20 @@ class QuestionAnswering(FederatedDataModule):
         return concatenated(chunks, tokenizer)
 
     def _check_room(self, tokenizer: Any, questions: list[Question]) -> None:
-        """Refuse questions that leave too little of a window to their contexts."""
+        """Refuse questions that leave too little of a window for their contexts."""
         special = tokenizer.num_special_tokens_to_add(pair=True)
         tokens = tokenizer([question.question.strip() for question in questions], add_special_tokens=False)["input_ids"]
         for question, ids in zip(questions, tokens, strict=True):
             room = self.max_length - special - len(ids)
             require(
                 room > self.stride,
-                f"Question {question.id} has {len(ids)} tokens and leaves {max(room, 0)} of max_length={self.max_length} to its "
+                f"Question {question.id} has {len(ids)} tokens and leaves {max(room, 0)} of max_length={self.max_length} for its "
                 f"context, expected more than stride={self.stride}: raise max_length or lower stride.",
             )
 
 
 class QuestionFiles(QuestionAnswering):
-    """Questions in JSON files of SQuAD's schema (version 1.1 or 2.0).
+    """Questions in JSON files with SQuAD's schema (version 1.1 or 2.0).
 
     Args:
         path: the training set.
@@ -223,10 +223,10 @@ def says_something(answer: str) -> bool:
 
 
 def read_questions(path: Path) -> list[Question]:
-    """The questions of a file in SQuAD's schema."""
+    """The questions of a file with SQuAD's schema."""
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:  # what is no UTF-8 and what is no JSON are ValueErrors
+    except (OSError, ValueError, RecursionError) as error:  # invalid UTF-8 and invalid JSON are ValueErrors
         raise FederationError(f"{path} is not JSON in UTF-8 ({one_line(error)}): expected SQuAD's schema.") from error
     questions = []
     for i, article in enumerate(_field(content, "data", list, str(path))):
@@ -250,21 +250,21 @@ def _called(value: Any) -> str:
 
 
 KINDS = {list: "a list", str: "a text", int: "a whole number"}
-"""What the fields of the schema are."""
+"""Types of the schema's fields, for errors."""
 
 
 def _field(of: Any, name: str, kind: type, where: str) -> Any:
-    """A field of an object, if it is there and of its kind."""
+    """A field of an object, if it exists and has the expected type."""
     require(isinstance(of, dict), f"{where} is {_called(of)}, which is not SQuAD's schema: expected an object with {name}.")
     value = of.get(name)
-    if type(value) is kind:  # true is no number
+    if type(value) is kind:  # True is not an int here
         return value
     got = f"is {value!r:.40}" if name in of else "is missing"
     raise FederationError(f"{where}: {name!r} {got}, which is not SQuAD's schema: expected {KINDS[kind]}.")
 
 
 def characters_of_answer(question: Question) -> tuple[int, int]:
-    """Where a question's first answer begins in its context and ends, white space around it left out; 0 and 0 without an answer."""
+    """Start and end of a question's first answer in its context, without surrounding white space; 0 and 0 without an answer."""
     if not question.answers:
         return 0, 0
     text, start = question.answers[0]
@@ -272,17 +272,17 @@ def characters_of_answer(question: Question) -> tuple[int, int]:
 
 
 def tokens_of_answer(offsets: Tensor, answers: Tensor) -> Tensor:
-    """First and last token of the answer in each window, ``(B, 2)``: all that have a character of it. 0 and 0 where the window does
-    not hold it whole.
+    """First and last token of the answer in each window, ``(B, 2)``: those that contain its characters. 0 and 0 if the window does
+    not contain the whole answer.
 
     Args:
         offsets: see :data:`OFFSETS`, ``(B, L, 2)``.
-        answers: first character and the one behind the last, ``(B, 2)``; 0 and 0 where there is no answer.
+        answers: first character and the one after the last, ``(B, 2)``; 0 and 0 without an answer.
     """
     begins, ends = offsets.unbind(dim=-1)
     first, end = answers[:, :1], answers[:, 1:]
     context = ends > begins
-    touched = context & (ends > first) & (begins < end)  # a token may begin with the blank before its word
+    touched = context & (ends > first) & (begins < end)  # a token may start with the blank before its word
     whole = touched.any(dim=1) & (context & (begins <= first)).any(dim=1) & (ends >= end).any(dim=1)
     last = touched.shape[1] - 1 - touched.flip(1).int().argmax(dim=1)
     return torch.stack([touched.int().argmax(dim=1), last], dim=1) * whole[:, None]

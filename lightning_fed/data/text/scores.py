@@ -1,8 +1,8 @@
-"""How good generated texts are, compared with references: the usual scores, each computed by a library but NIST.
+"""Scores of generated texts against references; all but NIST are computed by libraries.
 
-All scores are of the same words: texts are put in lower case and split as ``mteval-v13a`` does, the script of BLEU and NIST with
-which the E2E challenge was scored. That challenge's script splits texts otherwise, and drops punctuation, for METEOR, ROUGE-L and
-CIDEr, so these three are not comparable with its values to the last digit.
+All scores use the same words: texts are lower-cased and split as in ``mteval-v13a``, the script of BLEU and NIST with which the E2E
+challenge was scored. For METEOR, ROUGE-L and CIDEr that challenge's script splits texts differently and drops punctuation, so these
+three are not comparable with its values to the last digit.
 """
 
 import shutil
@@ -19,21 +19,21 @@ Score = Literal["bleu", "nist", "meteor", "ter", "rouge_l", "cider"]
 SCORES: tuple[Score, ...] = get_args(Score)
 
 References = Sequence[Sequence[str]]
-"""Of each text, one or more."""
+"""One or more references for each text."""
 
 
 def score_texts(texts: Sequence[str], references: References, scores: Sequence[Score] = SCORES) -> dict[str, float]:
     """Scores of all texts together, by name.
 
     ``bleu`` (up to 4-grams, not smoothed), ``meteor`` and ``rouge_l`` are between 0 and 1; ``ter``, edits per word of the
-    references, is 0 at best and may exceed 1; ``nist`` (up to 5-grams) is 0 or more, without an upper end; ``cider`` is between 0
-    and 10. CIDEr and NIST weight words by how rare they are in these very references, so values for different texts do not
-    compare; CIDEr of a single text is 0.
+    references, is 0 at best and may exceed 1; ``nist`` (up to 5-grams) is 0 or more, without an upper bound; ``cider`` is between 0
+    and 10. CIDEr and NIST weight words by how rare they are in the given references, so values for different texts are not
+    comparable; CIDEr of a single text is 0.
 
     Args:
         texts: at least one.
-        references: of each text.
-        scores: which.
+        references: references of each text.
+        scores: names of the scores.
     """
     split = optional("sacrebleu.tokenizers.tokenizer_13a", "nlp").Tokenizer13a()
     words = [split(text.lower()) for text in texts]
@@ -42,7 +42,7 @@ def score_texts(texts: Sequence[str], references: References, scores: Sequence[S
 
 
 def check_scores(scores: Sequence[Score]) -> None:
-    """Refuse scores that are not known or cannot be computed here."""
+    """Refuse unknown scores, and those that cannot be computed here."""
     for name in scores:
         require(name in SCORES, f"Got the metric {name!r}: give some of {', '.join(SCORES)}.")
         optional(SCORERS[name][0], "nlp")
@@ -54,13 +54,13 @@ def check_scores(scores: Sequence[Score]) -> None:
 
 
 def _bleu(texts: list[str], references: list[list[str]]) -> float:
-    # force: that texts end in a full stop of its own, as split ones do, is meant.
+    # force: texts end in a separate full stop on purpose, as split texts do.
     bleu = optional("sacrebleu", "nlp").BLEU(tokenize="none", smooth_method="none", force=True)
     return bleu.corpus_score(texts, list(zip_longest(*references))).score / 100
 
 
 def _ter(texts: list[str], references: list[list[str]]) -> float:
-    # Not torchmetrics' (1.9), for which an empty text takes no edit.
+    # Not torchmetrics' (1.9), which counts no edits for an empty text.
     return optional("sacrebleu", "nlp").TER().corpus_score(texts, list(zip_longest(*references))).score / 100
 
 
@@ -72,8 +72,8 @@ def _meteor(texts: list[str], references: list[list[str]]) -> float:
     program = _meteor_program()
     try:
         return _coco(program, texts, references)
-    except (ValueError, OSError) as error:  # it answered nothing, or takes nothing any more
-        program.lock.release()  # else it could never be cleared away
+    except (ValueError, OSError) as error:  # the program returned nothing, or has ended
+        program.lock.release()  # otherwise it could not be deleted
         _meteor_program.cache_clear()
         program.meteor_p.kill()
         said = program.meteor_p.communicate()[1].decode(errors="replace").strip()  # closes the pipes
@@ -85,12 +85,12 @@ def _meteor(texts: list[str], references: list[list[str]]) -> float:
 
 @cache
 def _meteor_program() -> Any:
-    """It reads its tables for seconds, so one serves the whole process; it ends with it."""
+    """The METEOR program, one for the whole process, because it takes seconds to start."""
     return optional("pycocoevalcap.meteor.meteor", "nlp").Meteor()
 
 
 def _coco(scorer: Any, texts: list[str], references: list[list[str]]) -> float:
-    """The mean score of one of the scorers made for captions."""
+    """The mean score of one of the scorers for captions."""
     return scorer.compute_score(dict(enumerate(references)), {number: [text] for number, text in enumerate(texts)})[0]
 
 
@@ -98,10 +98,10 @@ ROUGE, CIDER = "pycocoevalcap.rouge.rouge", "pycocoevalcap.cider.cider"
 
 SCORERS: dict[Score, tuple[str, Callable[[list[str], list[list[str]]], float]]] = {
     "bleu": ("sacrebleu", _bleu),
-    "nist": ("sacrebleu", _nist),  # which splits the texts
+    "nist": ("sacrebleu", _nist),  # for splitting the texts
     "meteor": ("pycocoevalcap.meteor.meteor", _meteor),
     "ter": ("sacrebleu", _ter),
     "rouge_l": (ROUGE, lambda *texts: _coco(optional(ROUGE, "nlp").Rouge(), *texts)),
     "cider": (CIDER, lambda *texts: _coco(optional(CIDER, "nlp").Cider(), *texts)),
 }
-"""The package of the extra ``nlp`` that each score takes, and what computes it."""
+"""For each score the package of the extra ``nlp`` that it needs, and its function."""

@@ -12,15 +12,15 @@ HUB_NAMES = {"1.1": "rajpurkar/squad", "2.0": "rajpurkar/squad_v2"}
 
 
 class SQuAD(QuestionAnswering):
-    """SQuAD 1.1 (Rajpurkar et al., EMNLP 2016) or 2.0 (Rajpurkar et al., ACL 2018), which adds questions without an answer.
+    """SQuAD 1.1 (Rajpurkar et al., EMNLP 2016) or 2.0 (Rajpurkar et al., ACL 2018), which adds unanswerable questions.
 
-    The development set is about other topics (articles) than the training set's 442. With ``split: pooled`` it is therefore left
+    The development set has other topics (articles) than the 442 of the training set. With ``split: pooled`` it is therefore left
     out: the training set is partitioned and divided, as in PF2LoRA's experiments (``test_share: 0.2``, ``val_share: 0``). With
-    ``split: official`` it is the test set; since no client can hold the same topics in both, that works with ``IID`` only.
+    ``split: official`` it is the test set; since no client can hold the same topics in both, this only works with ``IID``.
 
     Args:
-        version: of SQuAD.
-        root: folder with ``train-v1.1.json`` and ``dev-v1.1.json``, or the same of v2.0; None: download rajpurkar/squad or
+        version: version of SQuAD.
+        root: folder with ``train-v1.1.json`` and ``dev-v1.1.json``, or the same of v2.0. None: download rajpurkar/squad or
             rajpurkar/squad_v2 from the Hugging Face hub.
         **kwargs: see :class:`QuestionAnswering`.
     """
@@ -32,7 +32,7 @@ class SQuAD(QuestionAnswering):
         self.root = root
 
     def questions(self) -> tuple[list[Question], list[Question]]:
-        """Training set and, if it is asked for, development set."""
+        """Training set and, if needed, development set."""
         read = self._from_hub if self.root is None else self._from_file
         return read("train"), read("dev") if self.split == "official" else []
 

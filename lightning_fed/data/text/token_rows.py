@@ -18,22 +18,22 @@ from lightning_fed.data.text.generation import IGNORED
 from lightning_fed.errors import FederationError, require
 
 PARTS = ("ids", "learned", "starts", "records", "cut")
-"""The arrays of a folder: token ids and what is learned, of all rows one after the other; where each row starts, and where the last
-one ends; of each row the number of its record, and whether its end was cut off.
+"""The arrays of a folder: token ids and whether they are trained, of all rows in sequence; the start of each row and the end of the
+last; the number of each row's record, and whether the row was cut off.
 """
 
 PACKED_TO = 64
-"""Packed batches have a multiple of so many tokens, so that few shapes occur."""
+"""Packed batches have a multiple of this many tokens, so that few shapes occur."""
 
 
 @dataclass(eq=False)
 class TokenRows(LazyInputs):
-    """Conversations as tokens. It travels to worker processes as the name of its folder; each maps its files into memory.
+    """Conversations as tokens. Worker processes get the name of the folder and map its files into memory.
 
     Args:
-        folder: with :data:`PARTS`, which :func:`write_rows` wrote.
-        padding: the token that fills shorter rows up. It is in no mask and no target, so that it may be one that means something.
-        side: where rows are filled up.
+        folder: folder with :data:`PARTS`, written by :func:`write_rows`.
+        padding: the token that pads shorter rows. It is in no mask and no target, so that it may also have another meaning.
+        side: side on which rows are padded.
     """
 
     folder: Path
@@ -41,7 +41,7 @@ class TokenRows(LazyInputs):
     side: Literal["right", "left"] = "right"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is mapped."""
+        """The state without mapped memory."""
         return {name: value for name, value in vars(self).items() if name in ("folder", "padding", "side")}
 
     @cached_property
@@ -49,7 +49,7 @@ class TokenRows(LazyInputs):
         """The arrays, by name.
 
         Raises:
-            FederationError: where the files are not.
+            FederationError: if the files are missing.
         """
         try:
             return {name: np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in PARTS}
@@ -64,16 +64,16 @@ class TokenRows(LazyInputs):
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Of the rows, in tokens."""
+        """Lengths of the rows, in tokens."""
         return np.diff(self.parts["starts"])
 
     def row(self, number: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Token ids of a row, and which of them are learned."""
+        """Token ids of a row, and which of them are trained."""
         place = slice(*self.parts["starts"][number : number + 2])
         return self.parts["ids"][place], self.parts["learned"][place]
 
     def answer(self, number: int) -> list[int]:
-        """The first stretch of a row that is learned, token ids."""
+        """Token ids of the first trained part of a row."""
         ids, learned = self.row(number)
         first = int(learned.argmax())
         rest = np.flatnonzero(~learned[first:])
@@ -86,9 +86,8 @@ class TokenRows(LazyInputs):
         return bool(self.parts["cut"][number] and learned[learned.argmax() :].all())
 
     def read(self, rows: Tensor) -> dict[str, Tensor]:
-        """A batch: ``input_ids``, ``attention_mask``, ``position_ids`` where the left is padded, and targets, ``(B, L)``, L being a
-        multiple of 8; and the numbers of the rows. A token's target is the next one, where that is learned, else
-        :data:`.IGNORED`.
+        """A batch: ``input_ids``, ``attention_mask``, ``position_ids`` if the left is padded, and targets, ``(B, L)``, with L a
+        multiple of 8; and the numbers of the rows. A token's target is the next one if that is trained, else :data:`.IGNORED`.
         """
         read = [self.row(number) for number in rows.tolist()]
         longest = -(-max((len(ids) for ids, _ in read), default=1) // ROUND_UP) * ROUND_UP
@@ -106,11 +105,11 @@ class TokenRows(LazyInputs):
 
 
 def write_rows(folder: Path, rows: Iterable[tuple[int, bool, list[int], list[bool]]]) -> None:
-    """Write rows, so that whoever reads finds all of them or none. Who comes second leaves what is there.
+    """Write rows, so that readers find all of them or none. If another process was first, its rows are kept.
 
     Args:
-        folder: to write to.
-        rows: of each the number of its record, whether its end was cut off, token ids, and what is learned.
+        folder: folder to write to.
+        rows: for each row the number of its record, whether its end was cut off, token ids, and which are trained.
     """
     ids, learned, lengths, records, cut = [], [], [0], [], []
     for record, is_cut, of_row, mask in rows:
@@ -119,13 +118,13 @@ def write_rows(folder: Path, rows: Iterable[tuple[int, bool, list[int], list[boo
         learned.append(np.array(mask, np.bool_))
         lengths.append(len(of_row))
         records.append(record)
-    require(len(records) > 0, "Of all records nothing is left to be learned: raise max_length.")
+    require(len(records) > 0, "No record has anything left to train on: raise max_length.")
     arrays = (np.concatenate(ids), np.concatenate(learned), np.cumsum(lengths), np.array(records), np.array(cut))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True) as beside:
             aside = Path(beside, "rows")
-            aside.mkdir()  # with the rights that a folder usually has, for others who share the cache
+            aside.mkdir()  # with the usual permissions of folders, for others who share the cache
             for name, array in zip(PARTS, arrays, strict=True):
                 np.save(aside / f"{name}.npy", array)
             try:
@@ -141,8 +140,8 @@ def write_rows(folder: Path, rows: Iterable[tuple[int, bool, list[int], list[boo
 
 @dataclass(frozen=True)
 class Packing(BatchTransform):
-    """Puts the rows of a training batch one behind the other, without padding between them. Positions begin anew with each, by
-    which the transformers library keeps rows apart where there is no attention mask: attention is block-diagonal.
+    """Concatenates the rows of a training batch without padding. Positions restart with each row; without an attention mask the
+    transformers library uses them to keep rows apart: attention is block-diagonal.
     """
 
     def __call__(self, batch: Any, trainer: Any) -> Any:
@@ -152,7 +151,7 @@ class Packing(BatchTransform):
         mask = inputs["attention_mask"].bool()
         positions = (mask.cumsum(dim=1) - 1)[mask]
         fill = -len(positions) % PACKED_TO
-        begun = torch.arange(fill, device=positions.device)  # as one more row, of which nothing is learned
+        begun = torch.arange(fill, device=positions.device)  # like another row, without trained tokens
         ids = torch.cat([inputs["input_ids"][mask], begun * 0])
         packed = {"input_ids": ids[None], "position_ids": torch.cat([positions, begun])[None]}
         return packed, torch.cat([targets[mask], begun * 0 + IGNORED])[None]

@@ -10,16 +10,16 @@ from lightning_fed.errors import FederationError, require
 
 
 class WebNLG(TextGeneration):
-    """The WebNLG challenge of 2017 (Gardent et al., INLG 2017): say in words what one to seven facts of DBpedia are.
+    """The WebNLG challenge of 2017 (Gardent et al., INLG 2017): express one to seven facts of DBpedia in words.
 
     A source is a line like ``Aarhus : leaderName : Jacob_Bundsgaard | Aarhus_Airport : cityServed : Aarhus``, the format of LoRA's
-    experiments: the facts as the challenge has modified them. The label is the category, of which the training set has 10. The
-    test set has 5 more, which no client trains on: its texts about these are left out. So are, as in LoRA's experiments, references
-    that are not marked as good.
+    experiments, with the facts as modified by the challenge. The label is the category, of which the training set has 10. The test
+    set has 5 more, on which no client trains: texts about these are left out. As in LoRA's experiments, references that are not
+    marked as good are left out, too.
 
     Args:
         root: folder with the folders ``train``, ``dev`` and ``test`` (``testdata_with_lex.xml``) of the challenge's XML files.
-        test_set: what clients are tested on; ``dev`` to choose hyper-parameters.
+        test_set: the set that clients are tested on; ``dev`` to choose hyperparameters.
         **kwargs: see :class:`TextGeneration`.
     """
 
@@ -30,7 +30,7 @@ class WebNLG(TextGeneration):
         self.test_set = test_set
 
     def examples(self) -> tuple[list[Example], list[Example]]:
-        """Training set, and the part of the test set that is about the same categories."""
+        """Training set, and the part of the test set with the same categories."""
         folder = Path(self.root).expanduser()
         train = grouped(read_webnlg(sorted((folder / "train").rglob("*.xml")), folder / "train"))
         names = [folder / "test" / "testdata_with_lex.xml"] if self.test_set == "test" else sorted((folder / "dev").rglob("*.xml"))
@@ -43,8 +43,8 @@ def read_webnlg(paths: Iterable[Path], folder: Path) -> Iterator[tuple[str, str,
     """Source, category and reference of each text that is marked as good.
 
     Args:
-        paths: of the files.
-        folder: where they should be, for the error if there are none.
+        paths: paths of the files.
+        folder: their expected folder, for the error if there are none.
     """
     paths = list(paths)
     require(
@@ -56,7 +56,7 @@ def read_webnlg(paths: Iterable[Path], folder: Path) -> Iterator[tuple[str, str,
         try:
             entries = list(ElementTree.parse(path).iter("entry"))
         except ElementTree.ParseError as error:
-            raise FederationError(f"{path} is no XML file ({error}): get it anew.") from error
+            raise FederationError(f"{path} is not an XML file ({error}): get it again.") from error
         for entry in entries:
             facts = [(fact.text or "").split(" | ") for fact in entry.findall("modifiedtripleset/mtriple")]
             category = entry.get("category")

@@ -1,4 +1,4 @@
-"""Image files, decoded when a batch needs them."""
+"""Image files that are decoded when a batch needs them."""
 
 import struct
 import warnings
@@ -17,17 +17,17 @@ from lightning_fed.errors import FederationError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-"""Of ImageNet's pixels in [0, 1], as torchvision's pretrained networks have them."""
+"""Statistics of ImageNet's pixels in [0, 1], as used by torchvision's pretrained networks."""
 
 
 @dataclass(eq=False)
 class LazyImages(LazyInputs):
-    """Images of one size, in colour, each decoded when a batch needs it.
+    """Colour images of one size, each decoded when a batch needs it.
 
     Args:
-        images: by their positions, as Pillow has them.
-        size: height and width that they are resized to, bilinearly.
-        origin: what they are of, for errors.
+        images: the images in Pillow's form, by position.
+        size: height and width to which they are resized, bilinearly.
+        origin: where they come from, for errors.
     """
 
     images: Sequence[Any]
@@ -38,11 +38,11 @@ class LazyImages(LazyInputs):
         return len(self.images)
 
     def image(self, row: int) -> Any:
-        """The image at a position: one of Pillow's, or the path of a file."""
+        """The image at a position: a Pillow image, or the path of a file."""
         return self.images[row]
 
     def place(self, row: int) -> str:
-        """Where that is, for an error."""
+        """Location of the image at a position, for errors."""
         return f"in row {row} of {self.origin}"
 
     def read(self, rows: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class LazyImages(LazyInputs):
 
 
 class ImagePaths(LazyImages):
-    """Images in files of one's own: ``images`` are their paths within the folder ``origin``, all that is in memory of them."""
+    """Images in files: ``images`` are their paths within the folder ``origin``, and only these are in memory."""
 
     def image(self, row: int) -> Path:
         return Path(self.origin, self.images[row])
@@ -66,7 +66,7 @@ class ImagePaths(LazyImages):
 
 @contextmanager
 def image_errors(what: str) -> Iterator[None]:
-    """Say of what Pillow cannot read which image it is: none, one that is cut off, or one too large to be meant."""
+    """A context that names the image that Pillow cannot read: no image, a truncated one, or one that is too large."""
     from PIL import Image
 
     try:
@@ -76,11 +76,11 @@ def image_errors(what: str) -> Iterator[None]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise FederationError(f"Could not read {what} ({error}): make it smaller, or take it out.") from error
     except (OSError, SyntaxError, ValueError, TypeError, AttributeError, EOFError, struct.error) as error:
-        raise FederationError(f"Could not read {what} ({error}): mend it, or take it out.") from error
+        raise FederationError(f"Could not read {what} ({error}): repair it, or take it out.") from error
 
 
 def resized(given: Any, size: int) -> Tensor:
-    """An image, or what is in a file, as bytes of shape (3, size, size): in colour, resized bilinearly (antialiased when
+    """An image, or the image in a file, as bytes of shape (3, size, size): in colour, resized bilinearly (antialiased when
     shrinking).
     """
     from PIL import Image

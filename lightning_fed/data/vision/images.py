@@ -1,4 +1,4 @@
-"""Image datasets, whatever form their files have."""
+"""Image datasets in any file format."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,18 +21,18 @@ from lightning_fed.options import PositiveInt, require_from
 
 
 class InMemory(FederatedDataModule):
-    """Tensors or NumPy arrays that are already there.
+    """Tensors or NumPy arrays in memory.
 
     Args:
-        images: uint8 of shape (N, C, H, W), scaled to [0, 1] when used; or floats of any shape (N, …), used as they
-            are; or such tensors by the name by which a network takes them. Arrays may have the shapes that :func:`as_tensor` knows.
+        images: uint8 of shape (N, C, H, W), scaled to [0, 1] when used; or floats of any shape (N, …), used unchanged; or such
+            tensors by their names in the network. Arrays may have the shapes that :func:`as_tensor` takes.
         labels: shape (N,), from 0.
-        num_classes: number of classes; None: as many as ``class_names`` has or the labels need.
+        num_classes: number of classes. None: the number of ``class_names``, or of classes in the labels.
         test_images: an official test set.
         test_labels: its labels.
-        columns: what else is known of each example, by name: values of shape (N,), by which a natural partition can divide them.
-        test_columns: the same of the official test set.
-        class_names: what the classes are called.
+        columns: further columns, by name: values of shape (N,), by which a natural partition can divide the examples.
+        test_columns: the same for the official test set.
+        class_names: names of the classes.
         **kwargs: see :class:`FederatedDataModule`.
     """
 
@@ -60,7 +60,7 @@ class InMemory(FederatedDataModule):
             most = max((int(of_set.max()) for of_set in (self._pools[1], self._pools[3]) if len(of_set)), default=0)
             num_classes = most + 1 if class_names is None else len(class_names)
         self.num_classes: int = num_classes
-        if class_names is not None:  # else the class may have some
+        if class_names is not None:  # otherwise the class may have names
             self.class_names = class_names
         refuse_doubles(class_names or (), "class_names")
         require(
@@ -81,10 +81,10 @@ class InMemory(FederatedDataModule):
 
 
 class Digits(FederatedDataModule):
-    """1,797 real handwritten digits of 8 x 8 pixels that come with scikit-learn; no download, no official test set.
+    """1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn; no download, no official test set.
 
     Args:
-        image_size: height and width the images are resized to, bilinearly.
+        image_size: height and width to which the images are resized, bilinearly.
         **kwargs: see :class:`FederatedDataModule`.
     """
 
@@ -107,19 +107,19 @@ class Digits(FederatedDataModule):
 
 
 class ImageFiles(FederatedDataModule):
-    """A dataset of torchvision, read from its own files, from parquet files or from the Hugging Face hub.
+    """A dataset of torchvision, read from its own files, from Parquet files or from the Hugging Face hub.
 
-    A subclass sets ``torchvision_name`` and the columns that hold the labels in parquet files.
+    A subclass sets ``torchvision_name`` and the columns of the labels in Parquet files.
 
     Args:
-        root: folder with torchvision's files, or with parquet files whose names contain ``train`` and ``test`` (columns
+        root: folder with torchvision's files, or with Parquet files whose names contain ``train`` and ``test`` (columns
             ``img`` or ``image``, and ``label`` or ``fine_label``), or ``hf://owner/name``.
         download: whether to download what torchvision offers into ``root``.
-        image_size: height and width the images are resized to, bilinearly.
-        portion: which part of the training set is used, from where to where in the order of the files; (0.5, 1) is its second
-            half. The first may have served for something else, pretraining say.
-        mean: what is subtracted from the pixels in [0, 1], per channel or one number for all. Default: the data set's mean.
-        std: what they are divided by then. Default: the data set's standard deviation.
+        image_size: height and width to which the images are resized, bilinearly.
+        portion: part of the training set to use, from start to end in the order of the files; (0.5, 1) is its second half. The
+            first may have been used for something else, such as pretraining.
+        mean: subtracted from the pixels in [0, 1], per channel or one number for all. Default: the dataset's mean.
+        std: divisor of the pixels afterwards. Default: the dataset's standard deviation.
         **kwargs: see :class:`FederatedDataModule`.
     """
 
@@ -177,7 +177,7 @@ class ImageFiles(FederatedDataModule):
         return resize(train[0][used], self.image_size), train[1][used], resize(test[0], self.image_size), test[1]
 
     def _levels(self, name: str, given: Sequence[float] | None) -> tuple[float, ...]:
-        """A number per channel; the class's if none was given."""
+        """A number per channel; by default the class's."""
         own: tuple[float, ...] = getattr(type(self), name)
         if given is None:
             return own
@@ -194,11 +194,11 @@ class ImageFiles(FederatedDataModule):
 
 
 class GreyImageFiles(ImageFiles):
-    """Grey images of 28 x 28 pixels, for networks that take colour images too.
+    """Grey images of 28 x 28 pixels, also for networks that take colour images.
 
     Args:
-        channels: 3 equal ones, or the 1 that the images have.
-        **kwargs: see :class:`ImageFiles`. ``image_size: 28`` leaves the images as they are.
+        channels: 3 equal ones, or the 1 of the images.
+        **kwargs: see :class:`ImageFiles`. ``image_size: 28`` keeps the images' size.
     """
 
     def __init__(self, root: str, channels: Literal[1, 3] = 3, **kwargs: Any) -> None:
@@ -256,9 +256,9 @@ def resize(images: Tensor, size: int) -> Tensor:
     if images.shape[-2:] != (size, size):
         try:
             images = interpolate(images, (size, size), mode="bilinear", antialias=True)
-        except RuntimeError as error:  # more pixels than there is memory for, or than can be counted
+        except RuntimeError as error:  # not enough memory, or too many pixels to count
             raise FederationError(
-                f"image_size is {size}, of which {len(images)} images cannot be made: {error_text(error)}"
+                f"image_size is {size}, but {len(images)} images of that size cannot be made: {error_text(error)}"
             ) from error
     return images.expand(-1, 3, -1, -1)
 

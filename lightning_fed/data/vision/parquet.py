@@ -1,4 +1,4 @@
-"""Images in parquet files with the schema of the Hugging Face hub: bytes of PNG, JPEG or WebP and a label."""
+"""Images in Parquet files with the schema of the Hugging Face hub: bytes of PNG, JPEG or WebP and a label."""
 
 from collections.abc import Callable, Sequence
 from io import BytesIO
@@ -15,37 +15,37 @@ from lightning_fed.errors import FederationError, one_line, require
 
 IMAGE_COLUMNS = ("img", "image")
 FORMATS = ("WEBP", "PNG", "JPEG")
-"""What hub datasets use; trying every format that Pillow knows takes half as long again."""
+"""Formats of hub datasets; trying every format that Pillow knows takes half as long again."""
 
 Examples = tuple[Tensor, Tensor]
 """Images, uint8 of shape (N, 3, H, W), and labels."""
 
 Names = list[str] | None
-"""What the classes are called, where the files say it."""
+"""Names of the classes, if the files have them."""
 
 
 def find(root: str) -> dict[str, list[str]]:
-    """The parquet files anywhere under a folder, by the set their name tells; empty if there is none of either set."""
+    """All Parquet files under a folder, by the set in their names; empty unless both sets are there."""
     files = sorted(Path(root).expanduser().rglob("*.parquet"))
     found = {part: [str(file) for file in files if part in file.name.lower()] for part in ("train", "test")}
     return found if all(found.values()) else {}
 
 
 def from_files(files: dict[str, list[str]], label_columns: tuple[str, ...]) -> tuple[Examples, Examples, Names]:
-    """The training and the test set in parquet files, and what the classes are called."""
+    """The training and the test set in Parquet files, and the names of the classes."""
     parquet = optional("pyarrow.parquet", "hub")
 
     def table(file: str) -> tuple[str, Any]:
         try:
             return file, parquet.ParquetFile(file).read()
         except (OSError, ValueError) as error:
-            raise FederationError(f"{file} is no complete parquet file ({one_line(error)}): get it again.") from error
+            raise FederationError(f"{file} is not a complete parquet file ({one_line(error)}): get it again.") from error
 
     return _both({part: list(map(table, found)) for part, found in files.items()}, label_columns)
 
 
 def from_hub(name: str, label_columns: tuple[str, ...]) -> tuple[Examples, Examples, Names]:
-    """The training and the test set of a hub dataset, and what the classes are called."""
+    """The training and the test set of a hub dataset, and the names of the classes."""
     sets = load_from_hub(name)
     require(
         {"train", "test"} <= set(sets),
@@ -56,7 +56,7 @@ def from_hub(name: str, label_columns: tuple[str, ...]) -> tuple[Examples, Examp
 
 
 def _both(tables: dict[str, list[tuple[str, Any]]], label_columns: tuple[str, ...]) -> tuple[Examples, Examples, Names]:
-    """Both sets, of tables that are each called by the file that it is of."""
+    """Both sets, from tables with the names of their files."""
     train, test = (_read(tables[part], label_columns) for part in ("train", "test"))
     schema = tables["train"][0][1].schema
     features = optional("datasets", "hub").Features.from_arrow_schema(schema)

@@ -20,7 +20,7 @@ class TinyImageNet(FederatedDataModule):
 
     Args:
         root: the folder ``tiny-imagenet-200``, with ``wnids.txt``, ``train/<class>/images/`` and ``val/val_annotations.txt``.
-        image_size: height and width the images are resized to, bilinearly.
+        image_size: height and width to which the images are resized, bilinearly.
         **kwargs: see :class:`FederatedDataModule`.
     """
 
@@ -34,7 +34,7 @@ class TinyImageNet(FederatedDataModule):
         self.image_size: int = image_size
 
     def load(self) -> Pools:
-        """Both sets; a minute or two for the whole archive."""
+        """Both sets; the whole archive takes a minute or two."""
         root = Path(self.root).expanduser()
         annotations = root / "val" / "val_annotations.txt"
         for needed in (root / "wnids.txt", annotations):

@@ -1,5 +1,5 @@
-"""What is checked before the first turn, or told in words where a first step fails.
+"""Checks before the first turn, and explanations of a failing first step.
 
-``Run.__init__`` calls the checks of networks, tokens and batches before it asks for the run's folder; ``WorkerSpec.build`` that of
-the Trainer. They are also called where a run is only looked at.
+``Run.__init__`` checks networks, tokens and batches before it creates the run's folder; ``WorkerSpec.build`` checks the Trainer.
+The checks also run if a run is opened for reading.
 """

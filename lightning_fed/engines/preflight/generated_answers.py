@@ -1,4 +1,4 @@
-"""Answers that are generated in vain: where the data do not say what an answer is, or where its learned end stops nobody."""
+"""Checks of text generation: whether the data have answers, and whether generation stops where answers end."""
 
 import logging
 from typing import Any
@@ -12,15 +12,15 @@ log = logging.getLogger(__name__)
 
 
 def check_generation(template: FederatedModule, data: FederatedDataModule) -> None:
-    """Refuse answers that nothing can be compared with, and warn where generation goes on behind the end that is learned."""
+    """Refuse generated answers without reference answers, and warn if generation continues past the learned end of answers."""
     network: Any = template.predictor
     if not isinstance(network, CausalLM) or not network.answers_limit or not isinstance(data, Instructions):
         return
     if data.learn == "all":
-        raise FederationError("generate_examples asks for answers, but with learn: all a row is no answer: set learn to answers.")
+        raise FederationError("generate_examples needs answers, but learn=all trains on whole rows: set learn to answers.")
     end, stops = data.end_token, network.end_tokens
     if end is not None and end not in stops:
         log.warning(
-            f"Answers are learned to end with token {end}, but generation stops with {', '.join(map(str, stops)) or 'none'} alone: "
-            f"to save what is generated in vain, set end_token_ids to {[end, *stops]}."
+            f"Answers are learned to end with token {end}, but generation only stops at {', '.join(map(str, stops)) or 'none'}: "
+            f"set end_token_ids to {[end, *stops]} to stop at the end of answers."
         )

@@ -1,4 +1,4 @@
-"""A client's Trainer trains alone: on one device, in the process that it is in."""
+"""A check that a client's Trainer uses one device, in its own process."""
 
 import lightning as L
 
@@ -6,12 +6,12 @@ from lightning_fed.errors import FederationError
 
 
 def refuse_several_processes(trainer: L.Trainer) -> None:
-    """Refuse a Trainer that would start other processes, or wait for those of other machines, at every turn.
+    """Refuse a Trainer that would start other processes, or wait for other machines, in every turn.
 
     Raises:
-        FederationError: saying what would make it do so.
+        FederationError: names the setting that is the cause.
     """
-    remedy = "let clients train side by side instead, with --federation.engine Processes"
+    remedy = "let clients train in parallel instead, with --federation.engine Processes"
     if trainer.num_nodes != 1:
         raise FederationError(f"trainer.num_nodes is {trainer.num_nodes}, but a client trains on one machine: leave it out.")
     if trainer.num_devices != 1:

@@ -1,4 +1,4 @@
-"""Data that a network cannot take: found in the tokens before the first turn, and told in words where a first step fails."""
+"""Data that a network cannot process: a check of tokens before the first turn, and an explanation of a failing first step."""
 
 from typing import Any
 
@@ -14,15 +14,15 @@ from lightning_fed.data.text.token_rows import TokenRows
 from lightning_fed.errors import FederationError, one_line, place_of
 
 TOKENS = "input_ids"
-"""Name, among the inputs, of the numbers of tokens."""
+"""Name of the token ids among the inputs."""
 
 
 def refuse_unknown_tokens(template: FederatedModule, data: ClientDataModule) -> None:
-    """Refuse numbers of tokens that a network has no embedding for, and texts longer than its positions: on a GPU, neither says in
-    what it fails, and the example may not come before the hundredth round.
+    """Refuse token ids that a network has no embedding for, and texts longer than its positions. On a GPU neither error says what
+    failed, and the example may come up only in a late round.
     """
     images = data.data.images
-    inputs = images.inputs if isinstance(images, Taken) else images  # taken apart where the data have a test set of their own
+    inputs = images.inputs if isinstance(images, Taken) else images  # split if the data have their own test set
     tokens = inputs if isinstance(inputs, TokenRows) else tokens_of(images)
     knows = getattr(getattr(template, "backbone", None), "tokens_known", None)
     if tokens is None or knows is None or not len(tokens):
@@ -44,21 +44,21 @@ def refuse_unknown_tokens(template: FederatedModule, data: ClientDataModule) -> 
 
 
 def tokens_of(inputs: Inputs) -> Tensor | None:
-    """Numbers of tokens, shape (N, L), if that is what a network takes."""
+    """Token ids, shape (N, L), if that is what a network takes."""
     tokens = inputs.get(TOKENS) if isinstance(inputs, dict) else inputs
     return tokens if isinstance(tokens, Tensor) and tokens.dim() == 2 and tokens.dtype in (torch.int64, torch.int32) else None
 
 
 def shape_error(error: Exception, module: FederatedModule, data: ClientDataModule) -> FederationError:
-    """What to say of an error in the very first step of a training: what the network was given, and where it failed."""
+    """Explains an error in the very first training step: what the network got, and where it failed."""
     return FederationError(
-        f"the first step failed: {type(getattr(module, 'backbone', module)).__name__}, given {kind_of(data)}, said "
+        f"the first step failed: {type(getattr(module, 'backbone', module)).__name__}, given {kind_of(data)}, raised "
         f"{one_line(error)!r}{place_of(error)}. Check that the network, the loss and the data belong together."
     )
 
 
 def kind_of(data: ClientDataModule) -> str:
-    """What an example consists of, as ``torch.uint8 (3, 32, 32)``."""
+    """The parts of an example, such as ``torch.uint8 (3, 32, 32)``."""
     inputs, targets = data.data[data.splits[0][:1]]
     parts: dict[str, Any] = inputs if isinstance(inputs, dict) else {"inputs": inputs}
     told = [

@@ -1,4 +1,4 @@
-"""A batch of one example, of which batch norm cannot learn, is refused before the first turn."""
+"""A check for training batches of one example, which batch norm cannot train on."""
 
 from collections.abc import Hashable, Iterable
 from functools import partial
@@ -17,35 +17,35 @@ from lightning_fed.seeding import INITIAL, seeded
 
 
 class OneValueError(Exception):
-    """A batch norm got one value per channel."""
+    """A batch norm layer got one value per channel."""
 
 
 def refuse_single_examples(template: FederatedModule, data: FederatedDataModule, clients: Iterable[ClientInfo], seed: int) -> None:
-    """Refuse clients with a training batch of one example, where a batch norm would see one value per channel in it, which has no
-    variance. Behind a convolution one image has values enough, so networks are tried, one per architecture, on such a batch.
+    """Refuse clients with a training batch of one example if a batch norm layer would get one value per channel, which has no
+    variance. Behind a convolution one image has enough values, so the check runs such a batch through one network per architecture.
 
     Raises:
-        FederationError: naming the first such client and the layer.
+        FederationError: names the first such client and the layer.
     """
     known: dict[Hashable, str | None] = {}
     for client in clients:
         before = num_batches(client.num_train, data.batch_size, data.single_example) - 1
-        if client.num_train - before * data.batch_size > 1:  # what the last batch has
+        if client.num_train - before * data.batch_size > 1:  # size of the last batch
             continue
         architecture = template.architecture(client)
         if architecture not in known:
             known[architecture] = starved_layer(template, data, client, seed)
         if layer := known[architecture]:
-            raise FederationError(f"{_told(client, data)}, of which the network's {layer} cannot learn: {_remedy(client, data)}.")
+            raise FederationError(f"{_told(client, data)}, which is too few for the network's {layer}: {_remedy(client, data)}.")
 
 
 def starved_layer(template: FederatedModule, data: FederatedDataModule, client: ClientInfo, seed: int) -> str | None:
-    """The batch norm, by its name, that gets one value per channel when a client learns from one of its examples."""
+    """Name of the batch norm layer that gets one value per channel when a client trains on one of its examples."""
     if not any(isinstance(layer, _BatchNorm) for layer in template.modules()):
         return None
     own = data.pooled() if client.id == SERVER else data.client(client.id)
     batch = own.transform(own.data[own.splits[0][:1]], None)
-    module = template.for_client(client, seed)  # a module of its own: statistics change
+    module = template.for_client(client, seed)  # a separate module, because statistics change
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm):
             layer.register_forward_pre_hook(partial(_refuse_one_value, name))
@@ -62,7 +62,7 @@ def starved_layer(template: FederatedModule, data: FederatedDataModule, client: 
 
 
 def _refuse_one_value(name: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-    """A hook before a batch norm of this name."""
+    """A pre-forward hook of the batch norm layer with this name."""
     values = inputs[0]
     if layer.training and isinstance(values, Tensor) and values.numel() == values.shape[1]:
         raise OneValueError(f"{type(layer).__name__} {name!r}")

@@ -1,1 +1,1 @@
-"""Turns in processes of a Ray cluster, on many machines."""
+"""The engine Ray: turns in processes of a Ray cluster, on many machines."""

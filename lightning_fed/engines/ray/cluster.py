@@ -1,4 +1,4 @@
-"""This process's connection to a Ray cluster."""
+"""The connection of this process to a Ray cluster."""
 
 import logging
 import os
@@ -18,12 +18,12 @@ from lightning_fed.errors import FederationError, one_line
 
 SILENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # older versions warn that this will be so; workers see to it themselves
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # older versions warn that this will be the default; workers handle it
 }
-"""What Ray does not do unless it is asked to: report what it is used for, and warn."""
+"""Environment variables that stop Ray from sending usage reports and printing warnings."""
 
 PATIENCE = 30.0
-"""Seconds in which the cluster's head may be started again. Ray gives it a minute, and then ends this process."""
+"""Seconds in which the cluster's head may restart. Ray allows a minute, and then ends this process."""
 
 PROBE = """
 import logging, sys
@@ -37,10 +37,10 @@ except Exception as error:
 
 
 def the_package() -> ModuleType:
-    """Ray, which need not be installed.
+    """Ray, which is an optional dependency.
 
     Raises:
-        FederationError: if it is not.
+        FederationError: if it is not installed.
     """
     try:
         import ray
@@ -52,19 +52,19 @@ def the_package() -> ModuleType:
 
 
 class Cluster:
-    """A connection. A process that is connected already keeps that connection; otherwise the environment is what it was when the
-    connection is closed.
+    """A connection to a cluster. A process that is already connected keeps its connection; otherwise closing it restores the
+    environment.
 
     Args:
-        address: of the cluster; None: of one on this machine alone, which is started.
+        address: address of the cluster. None: a new one on this machine only.
         wait: seconds to wait for an answer.
-        log_to_driver: whether what Ray and the workers print is printed here.
+        log_to_driver: whether to print here what Ray and the workers print.
 
     Attributes:
-        is_gone: whether it is there no more: it must not be asked for anything.
+        is_gone: whether the cluster is gone and must not be used.
 
     Raises:
-        FederationError: if there is no answer, or none that is of use.
+        FederationError: if the cluster does not answer or cannot be used.
     """
 
     def __init__(self, address: str | None, wait: float, log_to_driver: bool) -> None:
@@ -90,17 +90,17 @@ class Cluster:
         except BaseException:
             self.close()
             raise
-        self._ray._private.worker._worker_logs_enabled = log_to_driver  # which it otherwise is of deaths, with a page about each
+        self._ray._private.worker._worker_logs_enabled = log_to_driver  # otherwise Ray prints a page about each death
         self._watch()
 
     def check(self) -> None:
-        """See that the cluster is still there. Where it is not, Ray ends this process as soon as it is asked for something, without
-        a word or with words of its own.
+        """Check that the cluster is still there. If it is not, Ray ends this process on the next request, silently or with its own
+        message.
 
         Raises:
-            FederationError: if it is not.
+            FederationError: if it is gone.
         """
-        if self._raylet is not None and select.select([self._raylet], [], [], 0)[0]:  # which says nothing while it lives
+        if self._raylet is not None and select.select([self._raylet], [], [], 0)[0]:  # readable only once it has ended
             self._refuse("Ray's process on this machine (raylet) has ended, perhaps for lack of memory")
         if time.monotonic() < self._next_look:
             return
@@ -124,7 +124,7 @@ class Cluster:
             self._raylet.connect(node.raylet_socket_name)
 
     def close(self) -> None:
-        """End it, if it is ours."""
+        """Close the connection, if this object opened it."""
         if self._raylet is not None:
             self._raylet.close()
         if not self._ours:
@@ -148,7 +148,9 @@ def _answers(host: str, port: int) -> bool:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Ray takes SIGTERM for itself when it connects. Who had it before has it again, and hears of one that came meanwhile."""
+    """Ray installs its own SIGTERM handler when it connects. This restores the earlier handler, and calls it for a signal that came
+    meanwhile.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -166,11 +168,11 @@ def _own_signals() -> Iterator[None]:
 
 
 def _ask(address: str, wait: float) -> None:
-    """Ask a cluster whether it is there, in a process that can be ended: Ray itself tries again and again, for many minutes."""
+    """Check that a cluster answers, in a process that can be killed: Ray itself retries for many minutes."""
     if "://" in address:
         raise FederationError(
             f"federation.engine.init_args.address is {address}: the engine Ray runs on a machine of the cluster. Start the run "
-            'there, with the address "auto", or send it there with `ray job submit`.'
+            'there, with the address "auto", or submit it with `ray job submit`.'
         )
     try:
         subprocess.run(

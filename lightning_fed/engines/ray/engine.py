@@ -1,4 +1,4 @@
-"""Turns in processes of a Ray cluster, on many machines."""
+"""The engine Ray: turns in processes of a Ray cluster, on many machines."""
 
 import logging
 import re
@@ -28,37 +28,37 @@ from lightning_fed.storage.client_store import ClientStore
 log = logging.getLogger(__name__)
 
 SETTLED = 2.0
-"""Seconds after which Ray has found room for workers, if there is any."""
+"""Seconds after which Ray has found resources for workers, if there are any."""
 
 LOOK = 1.0
-"""Seconds after which it is looked again whether the cluster is still there."""
+"""Seconds between checks that the cluster is still there."""
 
 STARTED = 300.0
-"""Seconds after which a worker that has not said a word is given up."""
+"""Seconds after which a worker that has not answered at all is given up."""
 
 
 class Ray(Engine):
-    """Carries turns out on the machines of a Ray cluster (``pip install "lightning-fed[ray]"``, on each of them).
+    """Runs turns on the machines of a Ray cluster (``pip install "lightning-fed[ray]"``, on each of them).
 
-    The numbers are those of ``InProcess`` with as many threads, whatever the number of workers and machines, if these have
-    processors of one kind; on GPUs, with the trainer's ``deterministic: true``.
+    Results equal those of ``InProcess`` with the same number of threads, for any number of workers and machines, if their
+    processors are of one kind; on GPUs with the trainer's ``deterministic: true``.
 
-    Each worker is an actor. Data and frozen networks are sent once, and are in memory once on each machine; what all clients of a
-    round get is sent to each machine once. This process merges updates and keeps the private states; at most twice as many updates
-    as there are workers are in memory. A turn whose worker dies is started again, once; where a machine has left the cluster, the
-    others take over. Workers end with the run.
+    Each worker is an actor. Data and frozen networks are sent once and are in memory once per machine; what all clients of a round
+    receive is sent to each machine once. This process merges updates and stores the private states; at most twice as many updates
+    as workers are in memory. If a worker dies, its turn is restarted once; if a machine has left the cluster, the other workers
+    take over. Workers end with the run.
 
     Args:
-        address: of the cluster, ``host:port``; ``auto``: of the one to which this machine belongs. None: this machine alone, as a
-            cluster of its own that ends with the run. A process that is connected to a cluster already (``ray.init``) stays so.
-        workers: how many, if there is room for them. None: as many as there is room for, also on machines that come later.
-        cpus_per_worker: what Ray sets aside for a worker; it does not limit what it uses.
-        gpus_per_worker: as well; 0.25 lets four workers share a GPU.
-        threads: torch threads of each worker, and of this process during a run.
-        turn_timeout: seconds after which the worker of a turn is taken for dead. None: it is waited for; of a turn that takes much
-            longer than turns did so far a line says whose it is.
-        wait: seconds to wait for an answer of the cluster, and for room for a worker.
-        log_to_driver: whether what workers and Ray print is printed here.
+        address: address of the cluster, ``host:port``; ``auto``: the cluster of this machine. None: a new cluster on this machine
+            only, which ends with the run. A process that is already connected (``ray.init``) keeps its connection.
+        workers: maximum number of workers. None: as many as there are resources for, also on machines that join later.
+        cpus_per_worker: CPUs that Ray reserves for a worker; this does not limit what the worker uses.
+        gpus_per_worker: GPUs that Ray reserves for a worker; 0.25 lets four workers share a GPU.
+        threads: number of torch threads of each worker, and of this process during a run.
+        turn_timeout: seconds after which the worker of a turn counts as dead. None: no limit; a line names turns that take much
+            longer than earlier ones.
+        wait: seconds to wait for an answer of the cluster, and for resources for a worker.
+        log_to_driver: whether to print here what workers and Ray print.
 
     Raises:
         FederationError: if Ray is not installed.
@@ -87,10 +87,10 @@ class Ray(Engine):
         self._opened: tuple[Cluster, _Actors, ClientStore] | None = None
 
     def open(self, spec: WorkerSpec, states: ClientStore) -> None:
-        """Connect to the cluster and leave the spec there.
+        """Connect to the cluster and store the spec there.
 
         Raises:
-            FederationError: for what cannot be sent to another process, and for a cluster that is not there or of no use.
+            FederationError: for what cannot be sent to another process, or if the cluster does not answer or cannot be used.
         """
         self.close()
         spec = spec.unbuilt()
@@ -120,7 +120,7 @@ class Ray(Engine):
             pool.broadcasts.clear()
 
     def close(self) -> None:
-        """End the workers, and the cluster if it is this run's own."""
+        """End the workers, and the cluster if this run started it."""
         if self._opened is not None:
             cluster, pool, _ = self._opened
             self._opened = None
@@ -129,7 +129,7 @@ class Ray(Engine):
 
 
 def _by_value() -> type[Packer]:
-    """Pickles what a script or a notebook defines together with its code: other machines know neither."""
+    """A packer that pickles definitions of a script or a notebook with their code: other machines have neither."""
 
     class ByValue(Packer, the_package().cloudpickle.Pickler):  # type: ignore[misc]
         """Pickles classes of ``__main__`` by value, and collects tensors."""
@@ -139,7 +139,7 @@ def _by_value() -> type[Packer]:
 
 @dataclass
 class _Member:
-    """An actor: what it is to say before its turns, and when the first word is due; what its turns are to bring; where it is."""
+    """An actor: answers expected before its turns and when the first is due, answers to its turns, and its machine."""
 
     actor: Any
     first: deque["Future[Any]"]
@@ -150,18 +150,18 @@ class _Member:
 
 
 class _Actors(WorkerPool):
-    """Actors, each in a reservation of its own: where there is room for one is then known before it starts.
+    """Actors, each in its own reservation, which shows whether there are resources for one before it starts.
 
     Args:
-        cluster: where they are.
-        workers: how many; None: as many as there is room for.
-        share: what is set aside for each, by Ray's names.
-        wait: seconds to wait for room.
-        ordered: where Ray has what makes a worker.
+        cluster: the cluster.
+        workers: maximum number of workers. None: as many as there are resources for.
+        share: resources to reserve for each, by Ray's names.
+        wait: seconds to wait for resources.
+        ordered: Ray's reference to what creates a worker.
         turn_timeout: see :class:`Ray`.
     """
 
-    remedy = "set federation.engine.init_args.cpus_per_worker higher, so that fewer share a machine"
+    remedy = "set federation.engine.init_args.cpus_per_worker higher, so that fewer workers share a machine"
 
     def __init__(
         self,
@@ -202,12 +202,12 @@ class _Actors(WorkerPool):
             if waited > self._wait:
                 share = " and ".join(f"{amount:g} {name}" for name, amount in self._share.items())
                 raise FederationError(
-                    f"Ray has had no room for a worker ({share} each) for {self._wait:g} s: its machines are too small or busy. "
-                    "Set federation.engine.init_args.cpus_per_worker and gpus_per_worker, or wait longer with its wait."
+                    f"Ray has had no resources for a worker ({share} each) for {self._wait:g} s: its machines are too small or "
+                    "busy. Lower federation.engine.init_args.cpus_per_worker and gpus_per_worker, or set its wait higher."
                 )
             time.sleep(0.05)
         if self._workers and len(ready) < self._workers and len(ready) != self._told:
-            log.warning(f"Ray has room for {len(ready)} of {self._workers} workers.")
+            log.warning(f"Ray has resources for {len(ready)} of {self._workers} workers.")
         self._told = len(ready)
         return ready
 
@@ -229,7 +229,7 @@ class _Actors(WorkerPool):
         heads = {(member.first or member.turns)[0]: worker for worker, member in members.items()}
         ends = [max(0.0, member.until - time.monotonic()) for member in members.values() if member.until is not None]
         ends += [LOOK] if seconds is None else [LOOK, seconds]
-        # Not ray.wait, in which Ctrl-C gets lost: these futures are Python's own.
+        # Not ray.wait, which loses Ctrl-C: these futures are Python's own.
         done, _ = wait_for(heads, min(ends), FIRST_COMPLETED)
         self._cluster.check()
         answers: list[tuple[int, TurnResult | Exception | WorkerDeath]] = []
@@ -240,17 +240,17 @@ class _Actors(WorkerPool):
                 answers.append((heads[head], answer))
         if not done:
             late = [worker for worker, member in members.items() if member.until is not None and member.until <= time.monotonic()]
-            answers += [(worker, WorkerDeath(f"without a word for {STARTED:g} s")) for worker in late]
+            answers += [(worker, WorkerDeath(f"without an answer for {STARTED:g} s")) for worker in late]
         return answers
 
     def _read(self, member: _Member, head: "Future[Any]") -> TurnResult | Exception | WorkerDeath | None:
-        """What an actor says; None if it is not about a turn."""
+        """An actor's answer; None if it is not about a turn."""
         try:
             said = head.result()
         except self._deaths as error:
             return WorkerDeath(f"on {member.node} {_reason(error)}")
         except Exception as error:
-            return WorkerError(f"A worker of Ray's on {member.node} does not work: {error}")
+            return WorkerError(f"A Ray worker on {member.node} failed to start: {error}")
         if isinstance(said, Packed):
             result: TurnResult = unpack(said)
             return result
@@ -265,7 +265,7 @@ class _Actors(WorkerPool):
 
     def replace(self, worker: int) -> bool:
         self._end(worker)
-        # A new reservation: the old one may be on a machine of which Ray does not know yet that it has left.
+        # A new reservation: the old one may be on a machine that has left without Ray knowing yet.
         self._ray.util.remove_placement_group(self._reserved[worker])
         self._reserved[worker] = self._reserve()
         until = time.monotonic() + SETTLED
@@ -278,7 +278,7 @@ class _Actors(WorkerPool):
             self._end(worker)
 
     def stop(self) -> None:
-        """End all actors and let go of what they had."""
+        """End all actors and free their resources."""
         self.end_turns()
         self.drop(list(self._members))
         while self._reserved:
@@ -289,13 +289,15 @@ class _Actors(WorkerPool):
         self._ordered = None
 
     def _end_idle_where_machines_left(self) -> None:
-        """They would be found dead when they get a turn, which would count as a death in this turn."""
+        """End idle workers on machines that have left. Otherwise they would be found dead at their next turn, and it would count as
+        a death in that turn.
+        """
         left = {node["NodeID"] for node in self._ray.nodes() if not node["Alive"]}
         for worker in [worker for worker, member in self._members.items() if member.node_id in left and not member.turns]:
             self._end(worker)
 
     def _room(self) -> int:
-        """How many workers there would be room for if nobody else used the machines."""
+        """Number of workers that the machines have resources for if nobody else uses them."""
         totals = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         return sum(min(int(total.get(name, 0) / amount + 1e-6) for name, amount in self._share.items()) for total in totals)
 
@@ -330,12 +332,12 @@ class _Actors(WorkerPool):
         ]
         if other:
             raise FederationError(
-                f"Ray's machine {node} has {', '.join(other)}: install there what the machine has from which the run is started."
+                f"Ray's machine {node} has {', '.join(other)}: install the versions of the machine that starts the run."
             )
 
 
 def _reason(error: Exception) -> str:
-    """Of a death, in few words: Ray's own are a page."""
+    """Short reason of a death; Ray's own messages take a page."""
     told = str(error)
     if found := re.search(r"Worker exit type: (\w+)", told):
         return f"({found[1]})"

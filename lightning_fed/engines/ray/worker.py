@@ -1,4 +1,4 @@
-"""A worker in a process of Ray's, on whatever node."""
+"""A worker in a Ray process, on any node."""
 
 import os
 import warnings
@@ -18,7 +18,7 @@ from lightning_fed.engines.silence import quiet_lightning
 
 
 class CopiedBuffer:
-    """Bytes that Ray carries beside a message. They arrive as a copy, so that Ray can forget them at once."""
+    """Bytes that Ray sends along with a message. The receiver copies them, so that Ray can free them at once."""
 
     def __init__(self, size: int) -> None:
         self.bytes: Tensor = torch.empty(size, dtype=torch.uint8)
@@ -28,35 +28,35 @@ class CopiedBuffer:
 
     @classmethod
     def arrived(cls, array: np.ndarray) -> "CopiedBuffer":
-        """What has arrived."""
+        """A buffer with the received bytes."""
         carried = cls(len(array))
-        carried.bytes.numpy()[:] = array  # PyTorch's memory is aligned as its own always is
+        carried.bytes.numpy()[:] = array  # a copy in PyTorch's memory is aligned
         return carried
 
 
 class SharedBuffer(CopiedBuffer):
-    """Bytes that stay where Ray has them, once on each machine, as long as there are tensors of them."""
+    """Bytes that stay in Ray's store, once on each machine, as long as tensors use them."""
 
     @classmethod
     def arrived(cls, array: np.ndarray) -> "SharedBuffer":
         carried = cls(0)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that PyTorch knows no memory that must not be written to
+            warnings.simplefilter("ignore")  # PyTorch warns that it does not support read-only memory
             carried.bytes = torch.from_numpy(array)
         return carried
 
 
 class RayWorker:
-    """Carries out turns.
+    """Runs turns.
 
     Args:
-        ordered: the spec, and the settings of PyTorch that the process is to have.
+        ordered: the spec, and the PyTorch settings for the process.
     """
 
     def __init__(self, ordered: Any) -> None:
         self._ray = the_package()
         if not self._ray.get_gpu_ids():
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a worker has the GPUs that it was given, and no other
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a worker only uses GPUs that it was assigned
         spec, torch_settings = self._ray.get(ordered)
         torch_settings.set()
         self._quiet = ExitStack()
@@ -66,12 +66,12 @@ class RayWorker:
         self._broadcast = 0, Broadcast({})
 
     def answer(self, turn: Packed, number: int, broadcast: Any) -> Packed | Exception:
-        """Carry out a turn.
+        """Run a turn.
 
         Args:
-            turn: without its broadcast; and the client's private state.
-            number: of the broadcast. One that is here already is not fetched again.
-            broadcast: where Ray has it.
+            turn: the turn without its broadcast, and the client's private state.
+            number: number of the broadcast; the same one is not fetched again.
+            broadcast: Ray's reference to the broadcast.
         """
         if number != self._broadcast[0]:
             self._broadcast = number, unpack(self._ray.get(broadcast))
@@ -79,8 +79,8 @@ class RayWorker:
 
 
 def new_actor() -> type[Any]:
-    """The class of which Ray makes actors. As it is local to this function, Ray sends its code along, and nothing of ours or of
-    PyTorch's is imported on a node before versions have been compared. Types in signatures would be; so there are none of ours.
+    """The class of the actors. As it is local to this function, Ray sends its code, and a node imports nothing of this package or
+    PyTorch before versions are compared. Types in signatures would be imported, so it uses none.
     """
 
     class Actor:
@@ -88,7 +88,7 @@ def new_actor() -> type[Any]:
             self.worker: Any = None
 
         def versions(self) -> tuple[str, dict[str, str | None]]:
-            """The node's address, and what is installed there; None: nothing."""
+            """The node's address, and the installed versions; None: not installed."""
             import platform
             from importlib.metadata import PackageNotFoundError, version
 
@@ -97,7 +97,7 @@ def new_actor() -> type[Any]:
             found: dict[str, str | None] = {"Python": platform.python_version()}
             for package in ("torch", "lightning"):
                 try:
-                    found[package] = version(package).partition("+")[0]  # what stands behind is for which GPUs it is
+                    found[package] = version(package).partition("+")[0]  # the local part names the GPU platform
                 except PackageNotFoundError:
                     found[package] = None
             try:
@@ -109,7 +109,7 @@ def new_actor() -> type[Any]:
             return ray.util.get_node_ip_address(), found
 
         def start(self, expected: dict[str, str | None], ordered: list[Any]) -> str | None:
-            """Make a worker, if the versions are those expected; the node's id."""
+            """Create a worker if the versions match; returns the node's id."""
             if self.versions()[1] != expected:
                 return None
             import ray
@@ -120,7 +120,7 @@ def new_actor() -> type[Any]:
             return ray.get_runtime_context().get_node_id()
 
         def take(self, turn: Any, number: int, broadcast: list[Any]) -> Any:
-            """Carry out a turn. Lists keep Ray from fetching what is in them."""
+            """Run a turn. Lists keep Ray from fetching their contents."""
             return self.worker.answer(turn, number, broadcast[0])
 
     return Actor

@@ -45,7 +45,7 @@ class EnsembleModule(PublicDistillation):
         **kwargs: see :class:`.FederatedModule`.
 
     Raises:
-        FederationError: for a task that is not about classes, and where there are no public data.
+        FederationError: for a task without classes, or without public data.
     """
 
     heterogeneous = True

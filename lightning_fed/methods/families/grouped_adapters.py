@@ -23,11 +23,11 @@ class GroupTuning(AdapterModule):
 
     Tensors of different size have no mean. Clients of equal size form a group, and each group is a federation of its own: what
     is trained, the head included, is averaged within the group, weighted by training examples (FedAvg). Clients of a group start
-    from the same tensors. Adam begins anew in each round.
+    from the same tensors. Adam is fresh in each round.
 
-    Each group's model is measured on everybody's test data, as ``size_<size>/…``, and each client's on its own, as ``after/…``.
-    Monitored: accuracy of the latter. With one size there is one model: it is called ``global``, and its accuracy on everybody's
-    test data is the monitored metric.
+    ``size_<size>/…`` is each group's model on the test data of all clients, ``after/…`` each client's model on its own test data.
+    Monitored: accuracy of the latter. With one size there is one model: it is called ``global``, and its accuracy on the test data
+    of all clients is the monitored metric.
 
     Args:
         backbone: builds the network, given the number of classes: ``VisionTransformer``.

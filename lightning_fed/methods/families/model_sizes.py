@@ -1,4 +1,4 @@
-"""Clients of different sizes: one global model on the server, and smaller versions of it on the clients."""
+"""Clients of different capacity: one global model on the server, and smaller versions of it on the clients."""
 
 import math
 from abc import abstractmethod
@@ -26,26 +26,26 @@ def default_sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 class SizedModule(FederatedModule):
-    r"""What FedHM, HeteroFL, FedRolex and Split-Mix have in common: static batch norm and a masked loss.
+    r"""Base of FedHM, HeteroFL, FedRolex and Split-Mix: static batch norm and a masked loss.
 
-    *Static batch norm* (HeteroFL). Running means and variances neither travel nor are averaged. Before each measurement every
-    client passes its training data through the model that is measured, once, in batches as in training; the statistics are the
-    plain mean over everybody's batches. These passes, like all measuring, are not counted as traffic or FLOPs.
+    *Static batch norm* (HeteroFL). Running means and variances neither travel nor are averaged. Before each evaluation every
+    client passes its training data once through the evaluated model, in batches as in training; the statistics are the
+    plain mean over the batches of all clients. These passes, like all evaluation, are not counted as traffic or FLOPs.
 
     *Masked cross-entropy* (HeteroFL). A client's logits of classes that it has no training example of are set to 0: those rows of
-    the head get no gradient. The server averages a row of the head over the clients that own its class. A client is measured with
+    the head get no gradient. The server averages a row of the head over the clients that have its class. A client is evaluated with
     the mask, the global model without.
 
-    Monitored: accuracy of the global model on everybody's test data. ``before/…`` and ``after/…`` are those of each client's own
+    Monitored: accuracy of the global model on the test data of all clients. ``before/…`` and ``after/…`` are each client's own
     version, masked, on its own data.
 
     Args:
         backbone: the global model.
-        model_sizes: the sizes in which it comes; 1 is the whole. Client ``k`` has entry ``k mod len(list)``.
+        model_sizes: the sizes of its versions; 1 is the whole. Client ``k`` has entry ``k mod len(list)``.
         num_classes: number of classes; None: as many as the data have.
         assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the sizes at random.
-        masked: mask absent classes.
-        optimizer: how a client steps. Default: SGD, lr 0.1, momentum 0.9, weight decay 5e-4; see :func:`default_sgd`.
+        masked: whether to mask absent classes.
+        optimizer: of the clients. Default: SGD, lr 0.1, momentum 0.9, weight decay 5e-4; see :func:`default_sgd`.
         **kwargs: see :class:`.FederatedModule`.
     """
 
@@ -78,12 +78,12 @@ class SizedModule(FederatedModule):
         self.assignment = assignment
 
     def check_task(self) -> None:
-        """The mask alone needs a softmax."""
+        """Only the mask needs a softmax."""
         if self.masked:
             super().check_task()
 
     def refuse_frozen(self, why: str) -> None:
-        """Refuse a network of which something is frozen, and so does not travel, for methods that hand out its parts."""
+        """Refuse a network with frozen tensors, which do not travel, for methods that distribute parts of it."""
         if self.frozen_names:
             raise FederationError(
                 f"{type(self).__name__} {why}, but {min(self.frozen_names)!r} is frozen and does not travel: let the whole "
@@ -94,7 +94,7 @@ class SizedModule(FederatedModule):
         return running_statistics(self)
 
     def mask(self, logits: Tensor) -> Tensor:
-        """Logits ``(B, C)`` as this client sees them."""
+        """Logits ``(B, C)`` with those of the client's absent classes set to 0."""
         if not self.masked or self.client is None or self.client.id < 0:
             return logits
         if len(self.client.label_counts) != logits.shape[1]:
@@ -109,17 +109,17 @@ class SizedModule(FederatedModule):
         return self.mask(self.backbone(x))
 
     def head_names(self) -> set[str]:
-        """Names of the tensors with a row per class, which is averaged over the clients that own the class; none without mask."""
+        """Names of the tensors with a row per class, averaged over the clients that have the class; none without mask."""
         heads = {id(p) for module in self.modules() if isinstance(module, Backbone) for p in module.head.parameters()}
         return {name for name, p in self.named_parameters() if id(p) in heads} if self.masked else set()
 
     def sizes(self, clients: Sequence[ClientInfo]) -> tuple[Any, ...]:
-        """What a :class:`SizedServer` begins with."""
+        """Arguments of a :class:`SizedServer`."""
         return self.shared_state(), clients, self, self.head_names()
 
 
 class Contribution(NamedTuple):
-    """A part of the whole that is averaged, the size that it is of, and which rows of some tensors it covers."""
+    """A part of the whole to average, its model size, and the rows of some tensors that it covers."""
 
     state: State
     model_size: float | None
@@ -127,13 +127,13 @@ class Contribution(NamedTuple):
 
 
 class SizedServer(Server):
-    """Holds the global model, sends each client a version of its size, and averages each entry over those who trained it.
+    """Holds the global model, sends each client a version of its size, and averages each entry over the clients that trained it.
 
     Args:
         state: the global model.
         clients: all clients.
-        method: in which sizes the model comes, None being the whole (``model_sizes``; client ``k`` has entry ``k mod len(list)``),
-            and whether that is for good or drawn anew each round (``assignment``).
+        method: gives the sizes, with None for the whole model (``model_sizes``; client ``k`` has entry ``k mod len(list)``),
+            and whether they are fixed or redrawn each round (``assignment``).
         heads: names of the tensors of which a client covers only the rows of its own classes.
     """
 
@@ -160,22 +160,22 @@ class SizedServer(Server):
         """The global model in a size; None: the whole."""
 
     def log_weight(self, size: float | None) -> float:
-        """Logarithm of what an update of a size counts. Default: all the same."""
+        """Logarithm of the weight of an update of a size. Default: equal weights."""
         return 0.0
 
     def embed(self, update: ClientUpdate) -> State:
-        """An update as a part of the whole (see :class:`EntryMean`). Default: as it is."""
+        """An update as a part of the whole (see :class:`EntryMean`). Default: unchanged."""
         return update.state
 
     def contributions(self, updates: Iterable[ClientUpdate]) -> Iterator[Contribution]:
-        """What is averaged. Default: the updates."""
+        """The contributions to average. Default: the updates."""
         for update in updates:
             rows = dict.fromkeys(self.heads, self.owned[update.client])
             yield Contribution(self.embed(update), self.model_size[update.client], rows)
 
     def merge(self, updates: Iterable[ClientUpdate], whole: State) -> State:
-        """The mean of the contributions where they cover the whole, and the whole where nobody does. Weights are relative to the
-        largest so far: nobody knows before which updates arrive, and exponentials can overflow.
+        """The mean of the contributions; entries that none covers keep their value. Weights are relative to the largest so far:
+        it is not known in advance which updates arrive, and exponentials can overflow.
         """
         mean, largest = EntryMean(whole), -math.inf
         for state, size, rows in self.contributions(updates):

@@ -1,4 +1,4 @@
-"""Clients with two networks that learn from each other: one of any architecture, which stays, and a shared one, which travels."""
+"""Clients with two networks that learn from each other: a private one of any architecture, and a shared one, which travels."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -17,11 +17,11 @@ SHARED = "shared."
 
 
 class MutualLearningModule(FederatedModule):
-    """What FML and FedKD have in common: both networks learn from each batch at once, each with an optimizer of its own.
+    """Base of FML and FedKD: both networks learn from each batch at once, each with its own optimizer.
 
-    The private network learns as if it were alone: the shared one draws what it draws (dropout) from a random stream of its own,
-    and ``gradient_clip`` clips each network's gradients by their own norm. The server averages the shared network, everybody
-    counting the same. A client predicts with its private network.
+    The shared network does not affect the private one's random numbers and clipping: it draws dropout from its own random stream,
+    and ``gradient_clip`` clips each network's gradients by their own norm. The server averages the shared network with equal
+    weights. A client predicts with its private network.
 
     Args:
         backbone: the clients' private networks; client ``k`` gets entry ``k mod len(list)``.
@@ -33,7 +33,7 @@ class MutualLearningModule(FederatedModule):
 
     heterogeneous = True
     weighting = "uniform"
-    accumulates = False  # dropout of one network is branched off once a step
+    accumulates = False  # the shared network's random stream is branched off once per step
     needs_classes = (
         "its networks teach each other what probability each class has: "
         "use Standalone, LGFedAvg or another method whose clients may have different networks."
@@ -48,12 +48,12 @@ class MutualLearningModule(FederatedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, **kwargs)
-        self.shared_factory = (shared,)  # a network that was given is no part; None: the first client's
+        self.shared_factory = (shared,)  # in a tuple, so that a given network is no submodule; None: the first client's
         self.networks.add([] if shared is None else [shared])
         self.shared_optimizer = shared_optimizer or self.optimizer
 
     def build(self) -> None:
-        """The client's own network and, drawn after it, the shared one."""
+        """Build the client's own network and, drawn after it, the shared one."""
         super().build()
         [given] = self.shared_factory
         self.shared: Backbone = self.new_backbone(self.networks.factories[0] if given is None else given)
@@ -62,13 +62,13 @@ class MutualLearningModule(FederatedModule):
         return {name for name in super().shared_names() if name.startswith(SHARED)}
 
     def both(self, run: Callable[[Backbone], T]) -> tuple[T, T]:
-        """What comes of the private network and of the shared one."""
+        """Results of ``run`` for the private network and for the shared one."""
         mine = run(self.backbone)
         with branched(self.global_step, self.device):
             return mine, run(self.shared)
 
     def shares(self) -> list[Share]:
-        """What learns, and how."""
+        """The parts that learn at once, each with its optimizer."""
         own, shared = self.learning_parameters(self.backbone), self.learning_parameters(self.shared)
         return [(self.optimizer, own), (self.shared_optimizer, shared)]
 

@@ -93,7 +93,7 @@ def test_files_of_other_kinds_say_what_reads_them(ending: str) -> None:
     Path(f"t{ending}").write_text('{"text": "the dog", "label": "a"}\n')
     texts = TextFiles(f"t{ending}", save_tokenizer(Path("tok")))
     for data in (CSVFiles(f"t{ending}", target="label"), texts):
-        with pytest.raises(FederationError, match=rf"t{ending} is no CSV, by its name: HFDataset reads such files"):
+        with pytest.raises(FederationError, match=rf"t{ending} is not CSV, by its name: HFDataset reads such files"):
             data.setup()
 
 
@@ -195,9 +195,12 @@ def test_tensors_that_numpy_has_in_another_form(images: torch.Tensor, labels: to
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        (lambda: {"images": X.to_sparse(), "labels": Y}, r"a.pt has images, of which there is no array \(.*to_dense\(\)"),
+        (
+            lambda: {"images": X.to_sparse(), "labels": Y},
+            r"a.pt has images, which cannot be converted to an array \(.*to_dense\(\)",
+        ),
         (lambda: {"images": torch.quantize_per_tensor(X, 0.1, 0, torch.quint8), "labels": Y}, "a.pt has images, .*QUInt8"),
-        (lambda: {"images": X, "labels": Y, "other": X.to_sparse_csr()}, "a.pt has other, of which there is no array"),
+        (lambda: {"images": X, "labels": Y, "other": X.to_sparse_csr()}, "a.pt has other, which cannot be converted to an array"),
         (lambda: {"images": X.to("meta"), "labels": Y}, r"a.pt has images, .*no data"),
         (lambda: {"images": torch.complex(X, X).conj(), "labels": Y}, "images of a.pt: complex64"),
         (lambda: {"images": X, "labels": Y.to(torch.complex64)}, "a.pt has labels of complex64: give classes"),
@@ -216,7 +219,7 @@ def test_a_member_that_is_no_array_is_refused() -> None:
     np.savez("a.npz", images=X.numpy(), labels=Y.numpy())
     with zipfile.ZipFile("a.npz", "a") as archive:
         archive.writestr("README.txt", "hello")
-    with pytest.raises(FederationError, match=r"a.npz holds 'README.txt', which is no array"):
+    with pytest.raises(FederationError, match=r"a.npz holds 'README.txt', which is not an array"):
         ArrayFiles("a.npz").setup()
 
 

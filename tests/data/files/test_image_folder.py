@@ -74,7 +74,7 @@ def test_an_image_is_read_when_it_is_needed() -> None:
     data.setup()
     for path in Path("images").rglob("*.png"):
         path.unlink()
-    with pytest.raises(FederationError, match=r"Could not read the image images/.*png .*: mend it, or take it out"):
+    with pytest.raises(FederationError, match=r"Could not read the image images/.*png .*: repair it, or take it out"):
         next(iter(data.client(0).train_dataloader()))
 
 

@@ -129,7 +129,7 @@ def test_names_of_files_and_patterns_of_folders(tmp_path: Path) -> None:
         data.setup()
         assert data.client_names == names
     packed.rename(packed.with_name("aya.de.jsonl.gz"))
-    with pytest.raises(FederationError, match=r"is called aya.de as another file of .*files is: rename one"):
+    with pytest.raises(FederationError, match=r"and another file of .*files have the same name aya.de: rename one"):
         Instructions(str(tmp_path / "files"), tokenizer, num_clients=1).setup()
 
 
@@ -149,7 +149,7 @@ def test_data_sets_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         data.setup()
         assert (data.clients[0].num_train, data.clients[0].num_test) == (trained, 4)
     assert asked == [("owner/name-2.5", "main"), ("owner/name", None)]
-    with pytest.raises(FederationError, match=r"config='main', which data sets of the hub have, and .*chats.jsonl is none"):
+    with pytest.raises(FederationError, match=r"config='main', which only datasets of the hub have, and .*chats.jsonl is none"):
         Instructions(file, tokenizer, config="main", num_clients=1).setup()
     sets.pop("test")
     with pytest.raises(FederationError, match="owner/name has the sets train, extra: expected one that is called test"):
@@ -279,15 +279,15 @@ def test_who_writes_a_cache_second_leaves_what_is_there(tmp_path: Path, monkeypa
 def test_the_learned_text_of_the_first_row_is_printed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     new(tmp_path, chats(2)).setup()
-    assert any("record 1, is learned: '3<|im_end|>'" in record.message for record in caplog.records)
-    assert any("has no padding token: its end token pads" in record.message for record in caplog.records)
-    assert not any("nobody learns to stop" in record.message for record in caplog.records)
+    assert any("record 1, is: '3<|im_end|>'" in record.message for record in caplog.records)
+    assert any("has no padding token: its end token is used" in record.message for record in caplog.records)
+    assert not any("the model does not learn to stop" in record.message for record in caplog.records)
     new(tmp_path, chats(2), template=MARKED.replace("m['content'] + '<|im_end|>'", "m['content']")).setup()
-    assert any("ends in '3', no special token: nobody learns to stop" in record.message for record in caplog.records)
+    assert any("ends in '3', no special token: the model does not learn to stop" in record.message for record in caplog.records)
     caplog.clear()
     long = {"messages": [ONE[0], {"role": "assistant", "content": "a" * 80}]}
     new(tmp_path, [long, *chats()], max_length=70).setup()
-    assert any("record 2, is learned: '3<|im_end|>'" in record.message for record in caplog.records)  # the first is not whole
+    assert any("record 2, is: '3<|im_end|>'" in record.message for record in caplog.records)  # the first is not whole
 
 
 def test_answers_are_scored_by_the_first_one_of_their_row(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "empty answer": ({"instruction": "x", "output": ""}, {}, "record 2, has no answer, an assistant's message is empty"),
     "no completion": ({"prompt": "x", "completion": " "}, {}, "record 2, has no answer, its completion is empty"),
     "order": (roles("user", "user", "assistant"), {}, "record 2, .* after user comes user, expected assistant"),
-    "begin": (roles("assistant", "user", "assistant"), {}, "record 2, .* expected that the user begins"),
+    "begin": (roles("assistant", "user", "assistant"), {}, "record 2, .* expected the user first"),
     "form": ({"text": "x"}, {}, "record 2, has text, file: expected messages .*, prompt and completion, or instruction"),
     "no object": (3, {}, "record 2, is '3', expected an object"),
     "message": ({"messages": [{"speaker": "x"}]}, {}, "record 2, has the message .* expected role and content"),
@@ -349,8 +349,8 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
         r"is refused by the chat template \(no x\)",
     ),
     "label": (roles("user", "assistant"), {"label": "topic"}, "has the columns who, task, file, but no label 'topic'"),
-    "pattern": (roles("user", "assistant"), {"remove": "("}, "is no pattern"),
-    "nothing left": (roles("user", "assistant"), {"max_length": 9}, "Of all records nothing is left to be learned"),
+    "pattern": (roles("user", "assistant"), {"remove": "("}, "is not a regular expression"),
+    "nothing left": (roles("user", "assistant"), {"max_length": 9}, "No record has anything left to train on"),
     "null label": (ONE_RECORD | {"task": None}, {"label": "task"}, "record 2, has task None, as its label: expected a text"),
     "client of a list": (ONE_RECORD | {"who": ["ann"]}, {"client": "who"}, r"record 2, has who .*ann.*, as its client"),
     "column of a list": (
@@ -358,14 +358,18 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"columns": {"user": "q", "assistant": "a"}, "only": True},
         "record 1, has the column q, which is a list: expected a text",
     ),
-    "field of that name": (ONE_RECORD | {"file": "x"}, {}, "record 2, has a field 'file', which is what the name of a file"),
+    "field of that name": (
+        ONE_RECORD | {"file": "x"},
+        {},
+        "record 2, has a field 'file', which is reserved for the name of the file",
+    ),
     "half": ({"instruction": "x", "output": "\ud800"}, {}, r"record 2, has '.ud800', half of a character: write both"),
     "half of a completion": ({"prompt": "x", "completion": "\ud800"}, {}, "record 2, has .* half of a character"),
     "blank answer": ({"instruction": "x", "output": " "}, {}, "record 2, has no answer, an assistant's message is empty"),
     "empty client": (
         {"who": "ann", "messages": [{"role": "user", "content": "q" * 200}, ONE[1]]},
         {"client": "who", "max_length": 90, "num_clients": None},
-        "of the client ann no record is left below max_length 90",
+        "the client ann has no record left below max_length 90",
     ),
 }
 
@@ -396,5 +400,5 @@ def test_tokenizers_that_lack_something(save: Callable[[Path], str], said: str, 
 
 def test_broken_lines_are_named(tmp_path: Path) -> None:
     (tmp_path / "broken.jsonl").write_text(json.dumps(chats()[0]) + "\n{'a': 1}\n")
-    with pytest.raises(FederationError, match=r"broken.jsonl, line 2, is no JSON .*: write an object on each line"):
+    with pytest.raises(FederationError, match=r"broken.jsonl, line 2, is not JSON .*: write an object on each line"):
         Instructions(str(tmp_path / "broken.jsonl"), save_chat_tokenizer(tmp_path / "tokenizer"), num_clients=1).setup()

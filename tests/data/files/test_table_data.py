@@ -163,7 +163,7 @@ def test_known_classes_have_the_same_numbers_whichever_are_found() -> None:
 
 def test_classes_that_are_not_named_are_refused() -> None:
     with pytest.raises(
-        FederationError, match="Given found 'c' among the targets, and classes are 'a', 'b': name all that there are"
+        FederationError, match="Given found 'c' among the targets, but classes are 'a', 'b': name all that there are"
     ):
         Given(["a", "b", "c"] * 12, classes=["a", "b"]).load()
     with pytest.raises(FederationError, match="name each class once"):

@@ -96,7 +96,7 @@ def test_categories_that_are_named_are_the_same_everywhere() -> None:
         ({"target": "age", "task": "binary", "input": ["pain"]}, "sites has 6 classes in the column 'age'.*task binary is of two"),
         (
             {"target": "pressure", "task": "regression", "input": ["pain"]},
-            r"line 3, has '\?' in the column 'pressure', which is to be",
+            r"line 3, has '\?' in the column 'pressure', which is a target",
         ),
         (
             {"target": "sick", "task": "regression"},
@@ -106,7 +106,7 @@ def test_categories_that_are_named_are_the_same_everywhere() -> None:
         ({"target": ["died", "age"], "task": "survival"}, "but no target 'died'"),
         (
             {"target": ["age", "pressure"], "task": "survival", "input": ["pain"]},
-            r"line 3, has '\?' in the column 'pressure', which is to be predicted",
+            r"line 3, has '\?' in the column 'pressure', which is a target",
         ),
         ({"classes": ["no"], "task": "regression"}, "Got classes=.* with task=regression, which has none"),
     ],
@@ -169,7 +169,7 @@ def test_event_and_time_are_predicted_and_partitioned_by_the_event(caplog: pytes
     [
         ("south,70,0,-9", "has '-9' in the column 'days', expected a time from 0 on"),
         ("south,70,2,9", "has '2' in the column 'died', expected 0 or 1"),
-        ("south,70,NA,9", "has 'NA' in the column 'died', which is to be predicted"),
+        ("south,70,NA,9", "has 'NA' in the column 'died', which is a target"),
     ],
 )
 def test_an_odd_event_or_time_is_named_with_its_site(line: str, message: str) -> None:
@@ -186,7 +186,7 @@ def test_numbers_are_predicted_and_partitioned_by_quarters() -> None:
     assert targets.tolist() == [30, 50, 60, 70]  # those that are trained on come first
     assert (data.num_classes, data.num_labels, data.predicts_labels) == (1, 4, False)
     both = table(target=["age", "pain"], task="regression", input=["pressure"], categorical=None, impute="mean")
-    with pytest.raises(FederationError, match=r"south.csv, line 4, has '\?' in the column 'pain', which is to be predicted"):
+    with pytest.raises(FederationError, match=r"south.csv, line 4, has '\?' in the column 'pain', which is a target"):
         both.setup()
 
 
@@ -194,7 +194,7 @@ def test_yes_or_no_has_one_output_and_two_labels(caplog: pytest.LogCaptureFixtur
     write(south=["60,3,,yes,train", "70,1,200,yes,train", "90,1,NA,yes,test"])
     data = table(task="binary", batch_size=2)
     assert (data.num_classes, data.num_labels, data.class_names) == (1, 2, ["no", "yes"])
-    assert caplog.messages == ["sites: the clients south have training examples of one class alone in the column 'sick'."] * (
+    assert caplog.messages == ["sites: the clients south have training examples of one class only in the column 'sick'."] * (
         len(caplog.messages)
     )
     assert data.label_counts().tolist() == [[1, 1], [0, 2]]

@@ -164,7 +164,7 @@ def test_a_changed_column_is_another_federation() -> None:
         (natural(["a", "", "b"]), r"1 of 3 examples, number \[1\] among them, do not say"),
         (natural(["a", None, "b"]), "1 of 3 examples"),
         (natural([1.0, float("nan"), 2.0]), "1 of 3 examples"),
-        (natural(["a", "b"], columns={"user": ["a"]}), "says of 1 examples who holds them, but there are 2"),
+        (natural(["a", "b"], columns={"user": ["a"]}), "assigns 1 examples to clients, but there are 2"),
     ],
 )
 def test_what_cannot_be_is_refused(data: InMemory, message: str) -> None:
@@ -184,5 +184,5 @@ def test_data_without_columns_say_so() -> None:
         def load(self) -> Any:
             return torch.zeros(20, 1), torch.arange(20) % 2, torch.zeros(0, 1), torch.zeros(0).long()
 
-    with pytest.raises(FederationError, match="Plain has no column 'user', nor any other"):
+    with pytest.raises(FederationError, match="Plain has no columns, so 'user' cannot say"):
         Plain(partition=ByColumn("user")).setup()

@@ -222,7 +222,7 @@ def test_webnlg(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("no XML", "is no XML file"),
+        ("no XML", "is not an XML file"),
         ('<b><entry eid="Id1"><modifiedtripleset/></entry></b>', "has an entry Id1 of category None"),
         (
             '<b><entry eid="Id1" category="A"><modifiedtripleset><mtriple>a | b</mtriple></modifiedtripleset></entry></b>',

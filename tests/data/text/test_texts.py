@@ -198,7 +198,7 @@ def test_the_hub_is_asked_once_where_the_cache_has_no_tokenizer(
     assert "\n" not in str(caught.value)
     assert asked == [(True, revision)]
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(FederationError, match="HF_HUB_OFFLINE forbids to ask the hub"):
+    with pytest.raises(FederationError, match="HF_HUB_OFFLINE forbids asking the hub"):
         Given(([("a",)], [0]), tokenizer=name).load()
 
 
