@@ -633,7 +633,7 @@ def test_what_a_server_without_data_cannot_do_is_left_out_or_refused() -> None:
     assert fit("FedHM", linked("FedHM"), rounds=1).run.monitored("test") == "after/test_accuracy/mean"  # there is no global one
     for model, message in (
         (FedDF(Net, CLASSES, optimizer=momentum), "The method needs public data at the server, and there are no data"),
-        (new_method("CentralizedLoRA"), "Everybody's data in one place are asked for, and they stay at their sites"),
+        (new_method("CentralizedLoRA"), "The method asks for the pooled data, which stay at their sites"),
     ):
         assert isinstance(model, FedDF | CentralizedLoRA)
         with pytest.raises(FederationError, match=message):
