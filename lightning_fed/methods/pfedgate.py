@@ -34,43 +34,43 @@ PREFIX = "backbone."
 
 
 class PFedGate(KeepsGlobalParameters):
-    r"""One dense network for everybody; a private gate makes a sparse one of it for each batch.
+    r"""Sparse model adaptation: clients share one dense network, and each one's private gate selects a sparse one for each batch.
 
-    The parameters :math:`\theta` that learn are cut into blocks. Of a batch, the client's gate :math:`\phi_i` gives each block an
-    importance and a scale :math:`g_l`, both in (0, 1). The blocks :math:`m_l` that are kept are chosen by importance within a
+    The trainable parameters :math:`\theta` are cut into blocks. For each batch, the client's gate :math:`\phi_i` gives each block
+    an importance and a scale :math:`g_l`, both in (0, 1). The kept blocks :math:`m_l` are chosen by importance within a
     budget, see :meth:`lightning_fed.nn.blocks.Blocks.keep`, and the client predicts with :math:`\theta'_l = g_l m_l \theta_l`. The
-    gate's importance learns through the blocks that are kept (straight through: as if :math:`m_l` grew with it), and through
+    gate's importance learns through the kept blocks (straight-through: as if :math:`m_l` grew with it), and through
     :math:`g`.
 
-    In a turn :math:`\theta` and :math:`\phi_i` learn together. Blocks of :math:`\theta` that are not kept get no gradient; with
-    momentum or weight decay they move all the same. The client sends the blocks that moved in the turn and a bit per block; the
-    server fills in the rest, averages, weighted by training examples, and sends all. The gate stays.
+    In a turn :math:`\theta` and :math:`\phi_i` learn together. Blocks of :math:`\theta` that are not kept get no gradient, but
+    momentum or weight decay still move them. The client sends the blocks that moved in the turn and a bit per block. The
+    server fills in the rest, averages, weighted by training examples, and sends the whole network. The gate stays.
 
-    Importance and scale are means over a batch: what is predicted for an example depends on the others in its batch, also when it
-    is measured, with the gate in eval mode. Monitored: accuracy after aggregation.
+    Importance and scale are means over a batch: the prediction for an example depends on the others in its batch, also in an
+    evaluation, with the gate in eval mode. Monitored: accuracy after aggregation.
 
     Args:
         backbone: the network of every client.
         num_classes: number of classes; None: as many as the data have.
         densities: s, the share of :math:`\theta` that may be kept; client ``k`` has entry ``k mod len(list)``. The authors: 1, 0.5,
             0.3. With 1 all blocks are kept, and scaled.
-        blocks: B, into how many blocks a tensor is cut at most; the authors: 5.
+        blocks: B, the largest number of blocks per tensor; the authors: 5.
         input_shape: channels, height and width of the images: the gate is a linear layer on all pixels. None: those of the data.
         separate_scale: whether a second branch of the gate gives the scale; else it is the importance.
-        alternating: whether the gate learns for ``epochs`` epochs and then :math:`\theta` does, as the paper describes it; else
+        alternating: whether the gate learns for ``epochs`` epochs and then :math:`\theta`, as the paper describes it; otherwise
             both at once, as in the authors' scripts.
-        absentees: what counts for clients that are not drawn in a round: ``"left_out"``, or ``"stale"``, the previous
+        absentees: how clients that are not sampled enter the average: ``"left_out"``, or ``"stale"``, with the previous
             :math:`\theta`, as in the authors' code.
         optimizer: of :math:`\theta`. The authors, for s = 0.5 and CIFAR-10: SGD, lr 0.05, momentum 0.9, weight decay 5e-4.
         gate_optimizer: of the gate. Default: the same as ``optimizer``.
-        **kwargs: see :class:`.FederatedModule`. The authors: 1 epoch per round, and ``gradient_clip`` 10, which is of each of both
-            on its own.
+        **kwargs: see :class:`.FederatedModule`. The authors: 1 epoch per round, and ``gradient_clip`` 10, which clips network and
+            gate separately.
     """
 
     refuses_adapters = "it gates the network's own weights"
 
-    accumulates = False  # gates are those of a batch
-    flops_on_meta = False  # which blocks are kept depends on numbers
+    accumulates = False  # a gate's output belongs to one batch
+    flops_on_meta = False  # the kept blocks depend on values
     dynamic_payload = True
 
     def __init__(
@@ -104,13 +104,13 @@ class PFedGate(KeepsGlobalParameters):
     # ------------------------------------------------------------------------------------------------------------ the state
 
     def know_data(self, datamodule: Any) -> None:
-        """And of which shape a gate's inputs are."""
+        """The usual settings, and the shape of the gate's inputs."""
         super().know_data(datamodule)
         if self.input_shape is None and (shape := getattr(datamodule, "input_shape", None)) is not None:
             self.input_shape = self.hparams["input_shape"] = shape
 
     def build(self) -> None:
-        """The network and, drawn after it, the gate."""
+        """Build the network and, drawn after it, the gate."""
         if self.input_shape is None or len(self.input_shape) != 3:
             raise FederationError(
                 f"The gate is for images of one size, and the data have {self.input_shape or 'not said theirs'}: give input_shape, "
@@ -124,11 +124,11 @@ class PFedGate(KeepsGlobalParameters):
         return {name for name in super().shared_names() if name.startswith(PREFIX)}
 
     def payload(self) -> State:
-        """Which blocks have moved; nothing before the client has trained."""
+        """Bits that mark the moved blocks; empty before the client has trained."""
         return {} if self._moved is None else {MOVED: pack_bits(self._moved)}
 
     def load_payload(self, payload: State) -> None:
-        """There is none on the way down: a new turn begins."""
+        """Start a new turn; a broadcast has no such bits."""
         self._moved = None
 
     def after_training(self, reviewed: State) -> None:
@@ -136,12 +136,12 @@ class PFedGate(KeepsGlobalParameters):
         self._moved = self.blocks.moved(self.learning(), before)
 
     def learning(self) -> dict[str, nn.Parameter]:
-        """The parameters of the network that learn, by name."""
+        """The trainable parameters of the network, by name."""
         own = dict(self.backbone.named_parameters())
         return {name: own[name] for name in self.blocks.names}
 
     def update_state(self) -> State:
-        """The blocks that have moved, of each parameter in a row, and buffers as they are."""
+        """The moved blocks of each parameter, concatenated, and the buffers."""
         state = super().update_state()
         if self._moved is None:
             return state
@@ -156,7 +156,7 @@ class PFedGate(KeepsGlobalParameters):
         return self.densities[self.client.id % len(self.densities) if self.client else 0]
 
     def coefficients(self, x: Tensor) -> Tensor:
-        """By what each block is multiplied for a batch, ``(L,)``; 0 for those that are not kept."""
+        """Factor of each block for a batch, ``(L,)``; 0 for blocks that are not kept."""
         if not isinstance(x, Tensor) or tuple(x.shape[1:]) != self.input_shape:
             got = tuple(x.shape[1:]) if isinstance(x, Tensor) else f"{type(x).__name__}s"
             raise FederationError(f"The gate was built for images of shape {self.input_shape}, got {got}: set input_shape.")
@@ -184,18 +184,18 @@ class PFedGate(KeepsGlobalParameters):
         return [self.local_phase("local", [*network, *gate], self.client_loss, optimizer=both)]
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """Fills in what was not sent, and averages."""
+        """A server that fills in the missing blocks and averages."""
         total = sum(client.num_train for client in clients if client.takes_part) if self.absentees == "stale" else 0
         return GateServer(self.shared_state(), self.blocks, total)
 
 
 class GateServer(Server):
-    """Sends all of the network, gets the blocks that moved, and averages, weighted by examples.
+    """Sends the whole network, receives the moved blocks, and averages, weighted by examples.
 
     Args:
         state: the initial network.
         blocks: of its parameters.
-        total: count so many examples, those of absent clients with the previous network; 0 counts the participants only.
+        total: number of examples that count, those of absent clients with the previous network; 0: the participants only.
     """
 
     def __init__(self, state: State, blocks: Blocks, total: int) -> None:

@@ -14,7 +14,7 @@ from lightning_fed.options import NonNegativeFloat, PositiveInt
 
 
 class PFedMe(PersonalModule):
-    r"""A global model that minimises what is left when each client has gone from it to a better one near it (Moreau envelopes).
+    r"""Personalization with Moreau envelopes: clients optimize personal models near the global one, which minimises the envelopes.
 
     The objective is :math:`\min_w \frac{1}{N} \sum_k F_k(w)`, :math:`F_k(w) = \min_\theta f_k(\theta) + \frac{\lambda}{2} \lVert
     \theta - w \rVert^2`. A step of a client on one batch:
@@ -24,16 +24,17 @@ class PFedMe(PersonalModule):
     2. The optimizer steps :math:`w` along :math:`\lambda (w - \tilde\theta)`, which is :math:`\nabla F_k(w)` for large K.
 
     The server moves by :math:`\beta` to the mean of its participants' :math:`w_k`, with equal weights. The last
-    :math:`\tilde\theta` of a turn is the client's personal model: it stays, it predicts, and no step begins with it. Statistics of
-    batch norm are those of :math:`\theta`, and travel with :math:`w`. The logged loss is that of :math:`w`.
+    :math:`\tilde\theta` of a turn is the client's personal model: it stays and predicts, but no step starts from it. Batch-norm
+    statistics are those of :math:`\theta`, and travel with :math:`w`. The logged loss is that of :math:`w`.
 
-    Monitored: accuracy after aggregation of the personal models, of who never took part that of :math:`w`, which is ``global``.
+    Monitored: accuracy after aggregation of the personal models, or of :math:`w`, which is ``global``, for clients that never took
+    part.
 
     Args:
         backbone: the network of every client.
         num_classes: number of classes; None: as many as the data have.
-        lam: :math:`\lambda`. The authors: 15 (MNIST; 20 for synthetic data, 30 when it was searched).
-        personal_lr: :math:`\eta_p`. The authors: 0.09 for a network of two layers, 0.05 when it was searched.
+        lam: :math:`\lambda`. The authors: 15 (MNIST; 20 for synthetic data, 30 in their search).
+        personal_lr: :math:`\eta_p`. The authors: 0.09 for a network of two layers, 0.05 in their search.
         inner_steps: K. The authors: 5.
         beta: :math:`\beta`; 1 is the mean. The authors: 1, or 2.
         **kwargs: see :class:`.FederatedModule`. ``optimizer`` is of :math:`w`; the authors: SGD, lr 0.005, 20 ``steps``.
@@ -59,15 +60,15 @@ class PFedMe(PersonalModule):
         self.inner_steps = inner_steps
 
     def initial_originals(self) -> State:
-        """None: a client that never took part predicts with what it is sent."""
+        """None: a client that never took part predicts with the received model."""
         return {}
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """FedAvg's, whose state is a model."""
+        """FedAvg's server, whose state is a model."""
         return Server(self.update_state(), self.weighting, holds_model=True)
 
     def phases(self) -> list[Phase]:
-        """One, on the envelope. The optimizer finds no gradients of the personal network."""
+        """One phase, on the envelope. The personal network has no gradients for the optimizer."""
         both = [*self.learning_parameters(self.backbone), *self.learning_parameters(self.personal)]
         return [self.local_phase("local", both, self.envelope_loss)]
 

@@ -14,8 +14,7 @@ from lightning_fed.options import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 class PFedSD(PersonalModule):
-    r"""FedAvg whose clients also learn from themselves: the model that a client ended its last turn with teaches the one that it
-    trains now, so that what it knew of its own data survives the server's broadcast.
+    r"""Self-knowledge distillation: FedAvg in which a client's model from its last turn teaches the model that it trains now.
 
     A round of a client that has taken part before, with its personal model :math:`v_k`:
 
@@ -24,20 +23,21 @@ class PFedSD(PersonalModule):
        :math:`p_w = \mathrm{softmax}(f_w(x) / T)`; :math:`v_k` is in eval mode and gets no gradient.
     3. :math:`v_k \leftarrow w`, which stays; send :math:`w`.
 
-    A client that takes part for the first time has no teacher and trains as in FedAvg. What travels, and how it is merged, is
-    FedAvg's. A client predicts with :math:`v_k`, one that never took part with the server's model; the server's model is measured
-    as ``global``. The logged loss includes the distillation. Monitored: accuracy after aggregation; it equals that before.
+    The client's knowledge of its own data so survives the server's broadcast. A client that takes part for the first time has no
+    teacher and trains as in FedAvg. Payload and average are FedAvg's. A client predicts with :math:`v_k`, or with the server's
+    model if it never took part; the server's model is evaluated as ``global``. The logged loss includes the distillation.
+    Monitored: accuracy after aggregation; it equals that before.
 
     Args:
         backbone: the network that every client trains.
         num_classes: number of classes; None: as many as the data have.
-        lam: :math:`\lambda`; 0 is exactly FedAvg, with personal models that nobody learns from. The authors' code: 1.
-        temperature: T, which softens both. The authors' code: 1.
-        weighting: how the server weights clients: ``uniform``, as the authors' code does, or by training ``examples``.
+        lam: :math:`\lambda`; 0 is exactly FedAvg, with personal models that do not teach. The authors' code: 1.
+        temperature: T, which softens both predictions. The authors' code: 1.
+        weighting: how the server weights clients: ``uniform``, as in the authors' code, or by training ``examples``.
         **kwargs: see :class:`.FederatedModule`. The authors: 5 ``epochs``.
 
     Raises:
-        FederationError: for a task or a loss that has no softmax.
+        FederationError: for a task or a loss without a softmax.
     """
 
     needs_cross_entropy = "it distils softmax probabilities: use CrossEntropyLoss (label smoothing, class weights), or Ditto."
@@ -58,15 +58,15 @@ class PFedSD(PersonalModule):
         self.lam = lam
         self.temperature = temperature
         self.weighting = weighting
-        self._has_teacher = False  # what trained says, where it can be read without waiting for a GPU
+        self._has_teacher = False  # the value of trained, readable without waiting for a GPU
 
     def build(self) -> None:
-        """The networks, and whether the personal one has been trained."""
+        """Build the networks, and the flag whether the personal one has been trained."""
         super().build()
         self.register_buffer("trained", torch.tensor(False))
 
     def shared_names(self) -> set[str]:
-        """The network travels; the personal model stays."""
+        """Names in the network; the personal model stays."""
         return super().shared_names() - {"trained"}
 
     def load_private_state(self, state: State) -> None:
@@ -75,27 +75,27 @@ class PFedSD(PersonalModule):
 
     @torch.no_grad()
     def after_training(self, reviewed: State) -> None:
-        """What was trained is the personal model now."""
+        """Keep the trained model as the personal one."""
         self.personal.load_state_dict(self.backbone.state_dict())
         self.trained.fill_(True)
         self._has_teacher = True
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """FedAvg's, whose state is a model."""
+        """FedAvg's server, whose state is a model."""
         return Server(self.update_state(), self.weighting, holds_model=True)
 
     @property
     def predictor(self) -> Backbone:
-        """The personal model, or the server's where there is none."""
+        """The personal model, or the server's if there is none."""
         return super().predictor if self._has_teacher else self.backbone
 
     def phases(self) -> list[Phase]:
-        """FedAvg's, with a teacher where there is one."""
+        """FedAvg's phase, with a teacher if there is one."""
         loss = self.distilled_loss if self._has_teacher and self.lam else self.global_loss
         return [self.local_phase("local", list(self.backbone.parameters()), loss, eval_modules=[self.personal])]
 
     def distilled_loss(self, batch: Any) -> Tensor:
-        """The loss of the network that is trained plus what the teacher has to say, from one pass through each."""
+        """The loss of the trained network plus the distillation term, from one pass through each network."""
         with self.global_predicts() as logits:
             loss = self.client_loss(batch)
         x, _ = self.unpack(batch)

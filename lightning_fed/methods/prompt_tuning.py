@@ -1,5 +1,5 @@
 """Prompt tuning (Lester et al., EMNLP 2021, https://arxiv.org/abs/2104.08691) of vision transformers (VPT, Jia et al., ECCV 2022,
-https://arxiv.org/abs/2203.12119), as a comparison of FedHM (Section 6.4).
+https://arxiv.org/abs/2203.12119), as in the comparison of FedHM (Section 6.4).
 """
 
 import math
@@ -15,17 +15,17 @@ from lightning_fed.options import NonNegativeInt, PositiveInt
 
 
 class PromptTuning(GroupTuning):
-    """Tokens that every image gets are trained and averaged; the vision transformer is frozen.
+    """Clients train prompt tokens in the blocks of a frozen vision transformer, and the server averages them.
 
-    p tokens stand behind the class token, without a position. ``"deep"``: what a block makes of them is dropped, and the next
-    block has p tokens of its own. ``"shallow"``: the first block's tokens go through the network like those of the image. Either
-    way the class is read from the class token, and a block's sequence is ``1 + N + p`` long, N being the patches.
+    The p tokens follow the class token, without a position. ``"deep"``: a block's outputs for them are dropped, and the next
+    block has its own p tokens. ``"shallow"``: the first block's tokens pass through the network like those of the image. In both
+    cases the class is read from the class token, and a block's sequence has ``1 + N + p`` tokens with N patches.
 
-    Trained are ``blocks * p * d`` values, of shallow prompts ``p * d``. Deep ones with p = 16 have 73,728 on ViT-S (12 blocks, d =
-    384): FedHM's budget. p = 0 is the plain network.
+    ``blocks * p * d`` values are trained, or ``p * d`` of shallow prompts. Deep ones with p = 16 have 73,728 on ViT-S (12 blocks,
+    d = 384): FedHM's budget. p = 0 is the plain network.
 
-    peft's prompt tuning puts its tokens before embedded texts and needs a vocabulary, which a network of images has not; these are
-    the library's own. Groups and monitored metric: see :class:`.GroupTuning`.
+    peft's prompt tuning puts its tokens before embedded texts and needs a vocabulary, which a network for images does not have, so
+    the library implements these. Groups and monitored metric: see :class:`.GroupTuning`.
 
     Args:
         backbone: builds the network, given the number of classes: ``VisionTransformer``.
@@ -47,9 +47,9 @@ class PromptTuning(GroupTuning):
         self.depth = depth
 
     def attach(self) -> None:
-        """Tokens before every block, or before the first."""
+        """Put tokens before every block, or before the first."""
         config, blocks = self.backbone.network.config, self.blocks()
-        bound = math.sqrt(6 / (config.num_channels * config.patch_size**2 + config.hidden_size))  # as the authors of VPT have it
+        bound = math.sqrt(6 / (config.num_channels * config.patch_size**2 + config.hidden_size))  # as in the code of VPT's authors
         for place, block in enumerate(blocks if self.depth == "deep" else blocks[:1]):
             tokens = torch.empty(self.size(), config.hidden_size).uniform_(-bound, bound)
             block.prompt = Prompt(tokens, self.size() if place > 0 else 0)

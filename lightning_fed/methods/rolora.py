@@ -12,11 +12,11 @@ from lightning_fed.models.adapters import adapter_names
 
 
 class RoLoRA(LoRAModule):
-    r"""The halves of the adapter learn in turns: B in odd rounds, A in even ones; the other one rests and is everybody's.
+    r"""Alternating optimization of LoRA: clients train B in odd rounds and A in even ones, while the other factor is frozen.
 
-    The server averages what has learned, with equal weights: with the other factor in common the mean of the factors is the mean of
-    the products, in every round, and yet both learn. The factor that rests has no optimizer, which with momentum or weight decay
-    would move it, and is not sent back; moments of both stay with the client. The head, where there is one, learns in every round.
+    The server averages the trained factor, with equal weights. As all clients have the same frozen factor, the mean of the factors
+    is the mean of the products, in every round, and yet both factors learn. The frozen factor has no optimizer, whose momentum or
+    weight decay would move it, and is not sent back; moments of both stay with the client. A head learns in every round.
 
     B comes first: while it is zero, A has no gradient. Monitored: accuracy after aggregation. Arguments as in :class:`.LoRAModule`.
     """
@@ -25,7 +25,7 @@ class RoLoRA(LoRAModule):
     """Whether it has, since the last broadcast came: then one factor is sent, else both are shared."""
 
     def resting_names(self) -> set[str]:
-        """The factor that does not learn in this round."""
+        """The factor that is frozen in this round."""
         return {f"backbone.{name}" for name in adapter_names(self.backbone, resting(self.rounds_before + 1))}
 
     def trainable(self) -> list[nn.Parameter]:
@@ -34,32 +34,32 @@ class RoLoRA(LoRAModule):
         return [p for name, p in self.named_parameters() if name in names]
 
     def phases(self) -> list[Phase]:
-        """As in LoRA, named by the factor that learns: each has moments of its own."""
+        """The phase of LoRA, named by the trained factor: each has its own moments."""
         learning = "B" if resting(self.rounds_before + 1) == "A" else "A"
         return [replace(phase, name=learning) for phase in super().phases()]
 
     def load_broadcast(self, broadcast: Broadcast) -> None:
-        """Take over what the server sent, both factors."""
+        """Load both factors."""
         super().load_broadcast(broadcast)
         self.has_trained = False
 
     def after_training(self, reviewed: State) -> None:
-        """What is sent now is what has learned."""
+        """Restrict the payload to the trained factor."""
         self.has_trained = True
 
     def update_state(self) -> State:
-        """All that is shared; after training without the factor that rested."""
+        """All shared tensors; after training without the frozen factor."""
         rested = self.resting_names() if self.has_trained else set()
         return {name: tensor for name, tensor in super().update_state().items() if name not in rested}
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """Averages the factor that has learned, and keeps the other."""
+        """A server that averages the trained factor and keeps the other."""
         factors = {factor: {f"backbone.{name}" for name in adapter_names(self.backbone, factor)} for factor in ("A", "B")}
         return RoLoRAServer(self.shared_state(), self.weighting, factors)
 
 
 class RoLoRAServer(Server):
-    """Sends both factors, gets one.
+    """Sends both factors and receives one.
 
     Args:
         state: the adapter and the head.
@@ -72,11 +72,11 @@ class RoLoRAServer(Server):
         self.factors = factors
 
     def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
-        """What was sent without the factor that rests."""
+        """The sent state without the frozen factor."""
         rests = self.factors[resting(self.round)]
         return {name: tensor for name, tensor in sent.state.items() if name not in rests}
 
 
 def resting(round: int) -> Literal["A", "B"]:
-    """Which factor does not learn in a round, from 1."""
+    """The factor that is frozen in a round, counted from 1."""
     return "A" if round % 2 else "B"

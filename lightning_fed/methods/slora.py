@@ -29,18 +29,18 @@ MASK_SEED = "mask_seed"
 
 
 class SLoRA(LoRAModule):
-    r"""Federated LoRA that starts from what a few rounds of sparse fine-tuning have found.
+    r"""Federated LoRA with a data-driven initialization: the adapter starts from a few rounds of sparse fine-tuning.
 
-    1. For ``sparse_rounds`` rounds clients train the entries of the adapted matrices that a random mask selects, and nothing else
-       of them. The server draws one mask per matrix, the same for all clients. It sends the seed; the values of these entries are
-       all that travels of a matrix, and the server averages them.
-    2. The server decomposes what has been learned, :math:`\Delta W = W_{R_1} - W_0 \approx s BA` with :math:`B = P_r
-       \Sigma_r^{1/2} / \sqrt s` and :math:`A = \Sigma_r^{1/2} Q_r^\top / \sqrt s`. In the rounds that are left B and A are trained,
-       and averaged each for itself. Ranks that :math:`\Delta W` lacks start as LoRA's: A random, B zero.
+    1. For ``sparse_rounds`` rounds clients train only the entries of the adapted matrices that a random mask selects. The server
+       draws one mask per matrix, the same for all clients, and sends the seed. Only the values of these entries travel, and the
+       server averages them.
+    2. The server decomposes the change, :math:`\Delta W = W_{R_1} - W_0 \approx s BA` with :math:`B = P_r
+       \Sigma_r^{1/2} / \sqrt s` and :math:`A = \Sigma_r^{1/2} Q_r^\top / \sqrt s`. In the remaining rounds B and A are trained,
+       and averaged separately. Ranks that :math:`\Delta W` lacks start as in LoRA: A random, B zero.
 
-    Without sparse rounds this is HOMLoRA, weighted by training examples and with a fresh optimizer in each turn. The head, if it is
-    trained, is so in both stages. A random sparse matrix is far from low rank: ``server/energy``, in the round that ends the first
-    stage, is the part :math:`\lVert s BA \rVert_F^2 / \lVert \Delta W \rVert_F^2` that survives, over all matrices together.
+    Without sparse rounds this is HOMLoRA, weighted by training examples and with a fresh optimizer in each turn. A trained head
+    learns in both stages. A random sparse matrix is far from low rank: ``server/energy``, in the round that ends the first
+    stage, is the share :math:`\lVert s BA \rVert_F^2 / \lVert \Delta W \rVert_F^2` that is kept, over all matrices together.
 
     Monitored: accuracy of the global model on the test data of all clients.
 
@@ -49,14 +49,14 @@ class SLoRA(LoRAModule):
         num_classes: number of classes; None: as many as the data have.
         sparse_rounds: rounds :math:`R_1` of the first stage. Default: a quarter of the 40 rounds of FedHM's comparison, which
             leaves it open.
-        density: part of a matrix's entries that the mask selects. The paper: about 0.01.
-        base: what the adapter is added to in the second stage: ``original`` is :math:`W_0`; ``residual`` is :math:`W_{R_1} - s BA`
-            with the B and A of its start, so that the change of stages leaves the function as it is. The broadcast then holds
-            what that takes, too, and a model has one more matrix per adapted layer.
-        optimizer: of all that is trained. Default: Adam, lr 2e-3.
+        density: share of a matrix's entries that the mask selects. The paper: about 0.01.
+        base: the matrix that the adapter is added to in the second stage: ``original`` is :math:`W_0`; ``residual`` is
+            :math:`W_{R_1} - s BA` with the initial B and A, so that the change of stages does not change the function. The
+            broadcast then also contains the values for it, and a model has one more matrix per adapted layer.
+        optimizer: of all trained tensors. Default: Adam, lr 2e-3.
         steps: optimizer steps per round; None: ``epochs`` epochs, by default one.
         **kwargs: see :class:`.LoRAModule`. ``target_modules`` are linear layers; None: query, key, value and
-            output of attention, where the network knows their names.
+            output of attention, if the network knows their names.
     """
 
     weighting = "examples"
@@ -84,8 +84,8 @@ class SLoRA(LoRAModule):
 
     @property
     def sparse(self) -> bool:
-        """Whether this is a model of the first stage, of which the density is sent as the client's ``model_size``. Who has no
-        server is in the second.
+        """Whether this is a model of the first stage, in which the density is sent as the client's ``model_size``. A module without
+        a server is in the second stage.
         """
         return self.model_size is not None
 
@@ -96,7 +96,7 @@ class SLoRA(LoRAModule):
         return super().adapted_layers()
 
     def attach(self) -> None:
-        """The adapter; in the first stage it only says which layers are meant, and values take its place."""
+        """Add the adapter; in the first stage it only determines the layers, and is replaced by values."""
         super().attach()
         self.shapes = {}
         for within, layer in adapted_layers(self.backbone).items():
@@ -115,7 +115,7 @@ class SLoRA(LoRAModule):
             self.register_buffer(MASK_SEED, torch.tensor(-1))  # none yet
 
     def load_shared_state(self, state: State) -> None:
-        """Take over what the server sent; another seed means other masks."""
+        """Load the server's state; another seed means other masks."""
         before = int(self.mask_seed) if self.sparse else None
         super().load_shared_state(state)
         if self.sparse and int(state[MASK_SEED]) != before:
@@ -123,7 +123,7 @@ class SLoRA(LoRAModule):
                 self._parametrization(name).entries.copy_(entries)
 
     def load_broadcast(self, broadcast: Broadcast) -> None:
-        """Take over what the server sent, with what a residual base is made of."""
+        """Load the server's state, with the tensors of a residual base."""
         state = dict(broadcast.state)
         if self.base == "residual" and not self.sparse:
             for name, entries in draw_masks(self.shapes, self.density, state.pop(MASK_SEED)).items():
@@ -136,13 +136,13 @@ class SLoRA(LoRAModule):
         return (layer if self.sparse else layer.get_base_layer()).parametrizations.weight[0]
 
     def effective_weights(self, private: bool = True) -> State:
-        """The adapted matrices as they act, ``(out, in)`` by name of the layer."""
+        """The effective adapted matrices, ``(out, in)``, by name of the layer."""
         if not self.sparse:
             return super().effective_weights(private)
         return {name: cast(Tensor, self.get_submodule(name).weight).detach() for name in self.shapes}
 
     def export_adapter(self, folder: Path, private: bool = True) -> None:
-        """Write a peft adapter, see :class:`.LoRAModule`; or, where what was learned is more than an adapter (in
+        """Write a peft adapter, see :class:`.LoRAModule`; or, if the model differs by more than an adapter (in
         the first stage, or on a residual base), the whole network.
         """
         if self.sparse or self.base == "residual":
@@ -151,7 +151,7 @@ class SLoRA(LoRAModule):
             super().export_adapter(folder, private)
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """Averages values at first, then factors."""
+        """A server that averages values in the first stage, then factors."""
         return SLoRAServer(self.shared_state(), self)
 
 
@@ -159,8 +159,8 @@ class SLoRAServer(Server):
     """Keeps the values, the adapter and the head, and knows the stage.
 
     Args:
-        state: the adapter and the head as they are before the first round.
-        method: whose stages these are.
+        state: the adapter and the head before the first round.
+        method: the method with these stages.
     """
 
     def __init__(self, state: State, method: SLoRA) -> None:
@@ -185,7 +185,7 @@ class SLoRAServer(Server):
         return self.round <= self.method.sparse_rounds
 
     def trained(self) -> State:
-        """What clients train in this stage: what comes back."""
+        """The tensors that clients train and return in this stage."""
         others = self.start_names | (self.adapter_names if self.sparse else self.sparse_names)
         return {name: tensor for name, tensor in self.state.items() if name not in others}
 
@@ -199,7 +199,7 @@ class SLoRAServer(Server):
         return {"global": Broadcast(self.state if self.start_names else self.trained())}
 
     def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
-        """What is trained in this stage: a residual base is sent, and does not come back."""
+        """The tensors trained in this stage: a residual base is sent, but not returned."""
         return self.trained()
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
@@ -208,7 +208,7 @@ class SLoRAServer(Server):
         return self.start_adapter() if self.round == self.method.sparse_rounds else {}
 
     def start_adapter(self) -> dict[str, float]:
-        """Set the adapter to the best of its rank; returns the energy that it keeps."""
+        """Set the adapter to the best approximation of its rank; returns the energy that it keeps."""
         method, state, kept, total = self.method, dict(self.state), 0.0, 0.0
         for name, entries in draw_masks(method.shapes, method.density, state[MASK_SEED]).items():
             spectrum = Spectrum.of(scattered(state[f"{name}.{VALUES}"], entries, method.shapes[name]))

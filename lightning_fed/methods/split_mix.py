@@ -17,32 +17,33 @@ from lightning_fed.options import PositiveInt
 
 
 def slow_sgd(parameters: Any) -> torch.optim.Optimizer:
-    """SGD with learning rate 0.01, momentum 0.9 and weight decay 5e-4: the authors'."""
+    """SGD with learning rate 0.01, momentum 0.9 and weight decay 5e-4, as in the authors' code."""
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=5e-4)
 
 
 class SplitMix(SizedModule):
-    r"""Several independent narrow networks; a client trains as many as it can, and a prediction mixes as many as one likes.
+    r"""Several independent narrow base networks: a client trains as many as it can, and a prediction mixes any number of them.
 
     The server holds ``bases`` networks. In a round, a client with a budget of k gets k of them: one from a queue of all networks,
-    which is shuffled anew whenever it is empty, the rest drawn without replacement. On each batch every network has its own
-    cross-entropy and gradients; then one step is done for all. The server averages each network over the clients that trained it;
-    the others stay as they are. A prediction is the mean of the logits, for a client over the first k networks.
+    which is reshuffled whenever it is empty, the rest drawn without replacement. On each batch every network has its own
+    cross-entropy and gradients; then one step updates all. The server averages each network over the clients that trained it;
+    the others do not change. A prediction is the mean of the logits, for a client over the first k networks.
 
     Monitored: accuracy of the full ensemble on the test data of all clients; every smaller one has ``mix_<k>/test_accuracy``. The
     full ensemble is about as large as one wide network and never equal to it. Batch norm is static and the loss masked: see
-    :class:`.SizedModule`. (The authors mask what is absent from the batch, here it is what is absent from
-    the client.) They weight by amounts of data; FedHM's experiments by 1, as here.
+    :class:`.SizedModule`. (The authors mask the classes absent from the batch, here those absent from the client.) They weight by
+    numbers of examples; FedHM's experiments use equal weights, as here.
 
     Args:
         backbone: one of the networks, which is narrow: ``ResNet18`` with ``width: 0.35``, say.
         num_classes: number of classes; None: as many as the data have.
-        bases: how many there are.
-        budgets: how many a client trains; client ``k`` has entry ``k mod len(list)``. FedHM's experiments: 9, 3, 2, 1.
+        bases: number of networks.
+        budgets: number of networks that a client trains; client ``k`` has entry ``k mod len(list)``. FedHM's experiments: 9, 3, 2,
+            1.
         assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the budgets at random.
-        masked: mask absent classes.
+        masked: whether to mask absent classes.
         optimizer: default: SGD, lr 0.01, momentum 0.9, weight decay 5e-4, as in the paper. FedHM's experiments: lr 0.1.
-        **kwargs: see :class:`.SizedModule`. The paper: 5 ``epochs`` per round. ``gradient_clip`` is of all networks' gradients
+        **kwargs: see :class:`.SizedModule`. The paper: 5 ``epochs`` per round. ``gradient_clip`` clips all networks' gradients
             together.
     """
 
@@ -71,7 +72,7 @@ class SplitMix(SizedModule):
         self.model_sizes = [None if budget == bases else budget for budget in budgets]
 
     def with_initial_weights(self, network: State, what: str = "The network") -> Self:
-        """Refused: networks that begin alike would stay alike."""
+        """Refused: networks with equal initial weights would stay equal."""
         raise FederationError(
             f"{what} is one, but SplitMix trains networks that start from different weights: leave init_from out."
         )
@@ -82,7 +83,7 @@ class SplitMix(SizedModule):
         needs_classifier(self.bases[0], "SplitMix predicts with the mean of its networks' logits")
 
     def every_logits(self, x: Tensor) -> Tensor:
-        """Of every network, ``(networks, B, C)``."""
+        """Logits of every network, ``(networks, B, C)``."""
         return torch.stack([self.mask(base(x)) for base in self.bases])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,7 +91,7 @@ class SplitMix(SizedModule):
         return self.every_logits(x).mean(dim=0)
 
     def client_loss(self, batch: Any) -> Tensor:
-        """The sum of the networks' losses: none has a gradient from another's."""
+        """Sum of the networks' losses; each network gets a gradient only from its own loss."""
         x, y = self.unpack(batch)
         return torch.stack([self.criterion(logits, y) for logits in self.every_logits(x)]).sum()
 
@@ -98,17 +99,17 @@ class SplitMix(SizedModule):
         return [replace(phase, terms=len(self.bases)) for phase in super().phases()]
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """Hands out the networks and averages each over those who trained it."""
+        """A server that distributes the networks and averages each over the clients that trained it."""
         self.refuse_frozen("gives a client some of many networks")
         return SplitMixServer(*self.sizes(clients), bases=self.num_bases)
 
 
 class SplitMixServer(SizedServer):
-    """Says who trains which networks.
+    """Assigns networks to participants and averages them.
 
     Args:
         *sizes: see :class:`SizedServer`; here numbers of networks.
-        bases: how many networks there are.
+        bases: number of networks.
     """
 
     version_name = "mix"
@@ -130,8 +131,8 @@ class SplitMixServer(SizedServer):
             self.assigned[client.id] = [first, *others[: self._budget(client.id) - 1]]
 
     def queue(self, cycle: int) -> list[int]:
-        """In which order the networks are handed out in a cycle, which is once through all of them: a function of the number of the
-        cycle, so that a continued run draws as one that was never stopped.
+        """Order of the networks in a cycle, which is once through all of them: a function of the cycle's number, so that a
+        continued run draws as an uninterrupted one.
         """
         return np.random.default_rng([self.key, cycle]).permutation(self.bases).tolist()
 
@@ -144,7 +145,7 @@ class SplitMixServer(SizedServer):
         return self.state if size is None else renamed(self.state, {k: k for k in range(int(size))})
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
-        """The networks that the client was given, in its order."""
+        """The client's networks, in its order."""
         places = {base: place for place, base in enumerate(self.assigned[client.id])}
         return Broadcast(renamed(self.state, places), self.model_size[client.id])
 
@@ -165,7 +166,7 @@ class SplitMixServer(SizedServer):
             self._statistics[k] = renamed(statistics, {base: base for base in range(k)})
 
     def embed(self, update: ClientUpdate) -> State:
-        """The networks under the numbers that they have on the server."""
+        """The networks under their indices on the server."""
         return renamed(update.state, dict(enumerate(self.assigned[update.client])))
 
 

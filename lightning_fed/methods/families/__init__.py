@@ -1,1 +1,1 @@
-"""What methods of a kind have in common."""
+"""Base classes that several methods share."""

@@ -1,4 +1,4 @@
-"""Fine-tuning of a frozen network that all clients share in memory: something small is trained beside it."""
+"""Parameter-efficient fine-tuning of a frozen network that all clients share in memory."""
 
 from typing import Any, Literal
 
@@ -24,12 +24,12 @@ def default_adam(parameters: Any) -> torch.optim.Optimizer:
 
 
 class AdapterModule(FederatedModule):
-    """What methods of federated fine-tuning have in common. A method overrides :meth:`attach`, and :meth:`shared_names` if part of
-    what it attaches stays with the client.
+    """Base of parameter-efficient fine-tuning methods. A method overrides :meth:`attach`, and :meth:`shared_names` if part of
+    the attached parameters stays with the client.
 
-    The network is loaded once and frozen; all modules share its tensors. A head that the task adds to it is trained and averaged
-    with what the method attaches, and so is whatever else the network's files lack (the pooler of a BERT that was pretrained
-    without one): nobody else has what is drawn here. What is predicted, and how that is measured, is the network's affair: see
+    The network is loaded once and frozen; all modules share its tensors. A head that the task adds is trained and averaged
+    with the attached parameters. So is every other tensor that the network's files lack (such as the pooler of a BERT that was
+    pretrained without one), because it is randomly initialized. The network defines predictions and metrics: see
     :class:`lightning_fed.models.Transformer`.
 
     Args:
@@ -37,11 +37,11 @@ class AdapterModule(FederatedModule):
             Hugging Face hub, or a folder, for a classifier; the model itself, or a function that builds one. See
             :func:`.transformer_of`.
         num_classes: number of classes; None: as many as the data have.
-        train_head: train and average the head, and what else was drawn; otherwise it stays as it was drawn.
-        optimizer: of all that is trained.
+        train_head: train and average the head and other randomly initialized tensors; otherwise they keep their initial values.
+        optimizer: of all trained tensors.
         steps: optimizer steps per round; None: ``epochs`` epochs.
-        **kwargs: see :class:`.FederatedModule`. ``metric`` is one that the network has, such as ``f1`` or ``matthews`` of a
-            classifier, or one of those in ``metrics``; None: the network's first.
+        **kwargs: see :class:`.FederatedModule`. ``metric`` is one of the network's, such as ``f1`` or ``matthews`` of a
+            classifier, or one of ``metrics``; None: the network's first.
     """
 
     weighting: Literal["examples", "uniform"] = "uniform"
@@ -64,7 +64,7 @@ class AdapterModule(FederatedModule):
     # ------------------------------------------------------------------------------------------------------------ networks
 
     def build(self) -> None:
-        """The network and what the method attaches; the latter's random numbers are drawn after the network's."""
+        """Build the network and attach the method's parameters, whose random numbers are drawn after the network's."""
         network: Transformer = self.without_adapters()
         self.backbone: Transformer = network  # type: ignore[assignment]
         heads = network.head_names()
@@ -74,15 +74,15 @@ class AdapterModule(FederatedModule):
             parameter.requires_grad_(id(parameter) not in body and (self.train_head or name not in heads))
 
     def attach(self) -> None:
-        """Put what is trained on ``self.backbone``. Default: nothing, so that the head alone is trained."""
+        """Attach the trained parameters to ``self.backbone``. Default: none, so that only the head is trained."""
 
     # ------------------------------------------------------------------------------------------------------------ learning
 
     def trainable(self) -> list[nn.Parameter]:
-        """What is trained and averaged."""
+        """Names of the trained and averaged tensors."""
         shared = self.shared_names()
         return [p for name, p in self.named_parameters() if name in shared]
 
     def phases(self) -> list[Phase]:
-        """``steps`` steps, or ``epochs`` epochs, on what is trained."""
+        """One phase of ``steps`` steps, or ``epochs`` epochs, for the trained tensors."""
         return [self.local_phase("local", self.trainable(), self.client_loss)]

@@ -8,7 +8,7 @@ from lightning_fed.core.class_rows import check_counts, expected_rows, unpack_ro
 
 
 class ClassRowsModule(FederatedModule):
-    """What FD and FedProto have in common: networks stay with their clients, to which comes a row for some of the classes.
+    """Base of FD and FedProto: networks stay with their clients, and the server sends each client a row for some of the classes.
 
     Args:
         **kwargs: see :class:`.FederatedModule`.
@@ -30,16 +30,16 @@ class ClassRowsModule(FederatedModule):
     """Whether the broadcast had any: else those of an earlier one are still there, and ignored."""
 
     def make_room(self, width: int) -> None:
-        """Room for rows of a width D: called when the network has been built."""
+        """Register buffers for rows of width D; called after the network has been built."""
         self.register_buffer("rows", torch.zeros(self.num_classes, width), persistent=False)
         self.register_buffer("known", torch.zeros(self.num_classes, dtype=torch.bool), persistent=False)
 
     def shared_names(self) -> set[str]:
-        """No part of a network travels."""
+        """Empty: no part of a network travels."""
         return set()
 
     def load_payload(self, payload: State) -> None:
-        """Take the rows of those classes that have one."""
+        """Load the rows of the classes that have one."""
         self.knows_any = bool(payload)
         if payload:
             check_fits(payload, expected_rows(self.prefix, payload, self.rows), f"The payload for {type(self).__name__}")
@@ -49,7 +49,7 @@ class ClassRowsModule(FederatedModule):
 
 
 class ClassRowsServer(Server):
-    """A server to which a row comes of each class that an update says it has."""
+    """A server that receives a row for each class that an update declares."""
 
     prefix: str
     """What the names of the rows on the wire begin with."""
@@ -64,6 +64,6 @@ class ClassRowsServer(Server):
         return expected_rows(self.prefix, update.state, self.like, self.counted)
 
     def check(self, update: ClientUpdate, sent: Broadcast, client: ClientInfo) -> None:
-        """Refuse means of nothing, too."""
+        """Also refuse means over zero examples."""
         super().check(update, sent, client)
         check_counts(self.prefix, update)

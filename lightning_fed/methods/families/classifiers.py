@@ -1,4 +1,4 @@
-"""Methods that exchange or mix what is said of whole examples need networks that say one thing of each."""
+"""A check for methods that exchange or mix predictions of whole examples: they need classifiers."""
 
 from torch import nn
 
@@ -11,8 +11,8 @@ def needs_classifier(network: nn.Module, why: str) -> None:
     """Refuse networks that answer with texts or spans.
 
     Args:
-        network: as :func:`lightning_fed.models.backbone_of` gives it.
-        why: which method needs another one and for what, the subject of the error's sentence.
+        network: a result of :func:`lightning_fed.models.backbone_of`.
+        why: the method and what it needs a classifier for, as the subject of the error's sentence.
     """
     if not isinstance(network, Backbone):
         raise FederationError(

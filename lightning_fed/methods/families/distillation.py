@@ -1,4 +1,4 @@
-"""Clients with networks of several architectures, of each of which the server has a model; and distillation on public data."""
+"""Clients with several architectures, of each of which the server has a model, and distillation on public data."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -29,18 +29,18 @@ TARGETS = "targets/"
 
 
 class EnsembleModule(PublicDistillation):
-    """What FedDF and Fed-ET have in common. Clients of one architecture are averaged; then the server has all models that were
-    sent predict public data, and students learn from that. A method says in :meth:`.PublicDistillation.server_phases` how, and
-    in :meth:`.FederatedModule.configure_server` who learns from whom.
+    """Base of FedDF and Fed-ET. The server averages the clients of one architecture; then all received models predict the public
+    data, and students learn from these predictions. A method defines in :meth:`.PublicDistillation.server_phases` how they learn,
+    and in :meth:`.FederatedModule.configure_server` which students there are.
 
     Args:
         backbone: the clients' networks: client ``k`` has entry ``k mod len(list)``, and the server a model of each.
         num_classes: number of classes; None: as many as the data have.
         distill_steps: steps of a student in each round.
-        distill_batch_size: public examples in a step.
+        distill_batch_size: number of public examples in a step.
         distill_optimizer: of a student, fresh in each round.
-        table_limit_mb: size in MiB up to which a teacher's outputs for all public data, and what is made of them, are in float32;
-            larger ones are in bfloat16.
+        table_limit_mb: size in MiB up to which a teacher's outputs for all public data, and tables computed from them, are in
+            float32; larger ones are in bfloat16.
         weighting: how updates of one architecture are weighted: ``uniform``, as in FedDF's code, or by ``examples``.
         **kwargs: see :class:`.FederatedModule`.
 
@@ -49,7 +49,7 @@ class EnsembleModule(PublicDistillation):
     """
 
     heterogeneous = True
-    dynamic_payload = True  # only a student gets any
+    dynamic_payload = True  # only a student gets a payload
     needs_classes = "it distils probabilities of classes: use FedAvg."
 
     def __init__(
@@ -71,43 +71,41 @@ class EnsembleModule(PublicDistillation):
         self.weighting = weighting
 
     def architecture(self, client: ClientInfo | None) -> int:
-        """Which of the networks: the client's, or the one that the server says its model has."""
+        """Index of the network: the client's, or the one that the server states for its model."""
         if client is None:
             return 0
         return client.id % len(self.networks.factories) if client.model_size is None else int(client.model_size)
 
     @property
     def place(self) -> int:
-        """The client's :meth:`architecture`, a number."""
+        """Index of the client's :meth:`architecture`."""
         return self.architecture(self.client)
 
     def groups(self, clients: Sequence[ClientInfo]) -> dict[int, int]:
-        """Which architecture each client has, by id."""
+        """Index of each client's architecture, by id."""
         return {client.id: self.architecture(client) for client in clients}
 
     def drawn(self, place: int, clients: Sequence[ClientInfo]) -> Self:
-        """A module of an architecture, with weights that are drawn on the running stream; of the first it is this one."""
+        """A module of an architecture, with weights drawn from the running random stream; for the first it is this module."""
         return self if place == 0 else self.for_client(replace(clients[0], model_size=place), torch.initial_seed())
 
 
 def names_of(factories: Sequence[Any], places: Iterable[int]) -> dict[int, str]:
-    """What the architectures' models are called where they are measured: ``global_<class>``, or ``global_<number>`` where that is
-    not clear.
-    """
+    """Names of the architectures' models in metrics: ``global_<class>``, or ``global_<number>`` if that is ambiguous."""
     names = {place: getattr(factories[place], "__name__", str(factories[place]).rpartition(".")[2]) for place in places}
     clear = len(set(names.values())) == len(names) and all(name.isidentifier() for name in names.values())
     return {place: f"global_{name if clear else place}" for place, name in names.items()}
 
 
 class EnsembleServer(GroupServer):
-    """Averages within each architecture, and puts what was sent aside: these are the teachers.
+    """Averages within each architecture, and stores the received models as teachers.
 
     Args:
-        method: how updates are weighted, and students learn.
-        states: the initial models, by the number of their architecture.
-        groups: which one each client has, by id.
-        names: of the models, where they are measured.
-        exported: whose model is exported where no client is named.
+        method: defines how updates are weighted and how students learn.
+        states: the initial models, by the index of their architecture.
+        groups: each client's architecture, by id.
+        names: of the models in metrics.
+        exported: the architecture whose model is exported if no client is named.
     """
 
     def __init__(
@@ -122,22 +120,22 @@ class EnsembleServer(GroupServer):
         self.round_state.clear()
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        """Merge a round's updates, each with those of its architecture, and put them aside as teachers."""
+        """Merge a round's updates, each with those of its architecture, and store them as teachers."""
         return super().aggregate(noted(updates, lambda update: self.round_state.put(update.client, update.state, self.round)))
 
     def teacher(self, client: int) -> Broadcast:
-        """What a client sent in this round."""
+        """The model that a client sent in this round."""
         return Broadcast(self.round_state.get(client), self.groups[client])
 
     def collect_predictions(
         self, clients: Sequence[int], run_on_server: RunOnServer, outputs_of: Callable[[Tensor], Tensor] = lambda logits: logits
     ) -> float:
-        """Have what was sent by clients predict the public data, one model at a time: of each the predictions are put aside then.
+        """Let the received models predict the public data, one model at a time, and store each one's predictions.
 
         Args:
             clients: the teachers.
             run_on_server: see :meth:`.Server.train_on_public`.
-            outputs_of: what of a teacher's logits ``(M, C)`` is put aside. Default: the logits.
+            outputs_of: maps a teacher's logits ``(M, C)`` to the stored outputs. Default: the logits.
 
         Returns:
             FLOPs.
@@ -152,15 +150,15 @@ class EnsembleServer(GroupServer):
         return flops
 
     def predictions(self, clients: Sequence[int]) -> Vectors:
-        """What was put aside of each, a vector of all rows."""
+        """The stored outputs of each teacher, a vector of all rows."""
         return Vectors(self.round_state, OUTPUTS, clients, self.shape.numel())
 
     def distill(self, students: Sequence[int], targets: State, run_on_server: RunOnServer) -> dict[str, float]:
         """Train the models of some architectures.
 
         Args:
-            students: which.
-            targets: what they learn from; their names begin with :data:`TARGETS`.
+            students: indices of the architectures.
+            targets: tensors that they learn from; their names start with :data:`TARGETS`.
             run_on_server: see :meth:`.Server.train_on_public`.
 
         Returns:

@@ -1,4 +1,4 @@
-r"""Federated LoRA whose server merges what adapters add, :math:`\sum_k p_k s_k B_k A_k`, and not the factors each for itself."""
+r"""Federated LoRA whose server merges the products of the factors, :math:`\sum_k p_k s_k B_k A_k`, instead of each factor."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ LEFT, RIGHT, WHOLE = "change_left", "change_right", "change"
 
 @dataclass(frozen=True)
 class Matrices:
-    """The adapted matrices, and what adapters of a rank are scaled with.
+    """The adapted matrices, and the scale of adapters of a rank.
 
     Args:
         shapes: ``(out, in)``, by name of the layer.
@@ -55,7 +55,7 @@ class Matrices:
         return 1.0 if self.lora_alpha is None else self.lora_alpha / (self.rank if self.scale == "common" else rank)
 
     def names(self, layer: str) -> tuple[str, str]:
-        """What the tensors of A and of B are called."""
+        """Names of the tensors of A and of B."""
         return f"{layer}.lora_A.{COMMON}.weight", f"{layer}.lora_B.{COMMON}.weight"
 
     def factor_names(self) -> set[str]:
@@ -63,7 +63,7 @@ class Matrices:
         return {name for layer in self.shapes for name in self.names(layer)}
 
     def change_names(self) -> set[str]:
-        """Of all that the change of a matrix may be called."""
+        """Possible names of the change of a matrix."""
         return {f"{layer}.{part}" for layer in self.shapes for part in (LEFT, RIGHT, WHOLE)}
 
     def of_rank(self, state: State, rank: int) -> State:
@@ -74,7 +74,7 @@ class Matrices:
         return cut
 
     def of_largest(self, state: State) -> State:
-        """The inverse: with zeros for the ranks that are missing."""
+        """The inverse of :meth:`of_rank`: pads missing ranks with zeros."""
         whole = dict(state)
         for layer, (rows, columns) in self.shapes.items():
             a, b = self.names(layer)
@@ -87,8 +87,8 @@ class Matrices:
         return whole
 
     def added(self, state: State, layer: str, left: Tensor, right: Tensor) -> State:
-        """The change of a matrix in a state and the product of two factors: as factors while these are fewer numbers than the
-        matrix, then as that. Nothing if there is none.
+        """The sum of a matrix's change in a state and the product of two factors: as factors while these have fewer values than
+        the matrix, then as the matrix. Empty if there is none.
         """
         rows, columns = self.shapes[layer]
         if (whole := state.get(f"{layer}.{WHOLE}")) is not None:
@@ -106,7 +106,7 @@ class Matrices:
         return state.get(f"{layer}.{WHOLE}")
 
     def changes_like(self, state: State, dtype: torch.dtype) -> State:
-        """Names, shapes and dtype that the changes in a state must have, on the meta device; the ranks alone are believed."""
+        """Names, shapes and dtype that the changes in a state must have, on the meta device; only the ranks are taken from it."""
         like: State = {}
         for layer, (rows, columns) in self.shapes.items():
             sizes: dict[str, tuple[int, int]] = {}
@@ -120,17 +120,17 @@ class Matrices:
 
 
 class ExactLoRA(LoRAModule):
-    """What methods have in common whose server merges products exactly: ranks of the clients' own, and a change of the frozen
-    matrices that the server sends, as factors, and clients add to them.
+    """Base of methods whose server merges products exactly: clients may have different ranks, and the server sends the change of
+    the frozen matrices as factors, which clients add to them.
 
     Args:
         backbone: builds the network, given the number of classes.
         num_classes: number of classes; None: as many as the data have.
         r: rank of the adapters.
         lora_alpha: see ``scale``; None: s is 1.
-        ranks: of the adapters, where clients have different ones: client ``k`` has entry ``k mod len(list)``; None: all have ``r``.
-        scale: of adapters of different ranks: ``common``: ``lora_alpha`` by the largest rank, for all; ``per_rank``: by their own,
-            as peft has it. The server's sum has each client's s in it.
+        ranks: different ranks of the clients' adapters: client ``k`` has entry ``k mod len(list)``; None: all have ``r``.
+        scale: of adapters of different ranks: ``common``: ``lora_alpha`` over the largest rank, for all; ``per_rank``: over their
+            own rank, as in peft. The server's sum includes each client's s.
         **kwargs: see :class:`.LoRAModule`. ``target_modules`` are linear layers.
     """
 
@@ -165,11 +165,11 @@ class ExactLoRA(LoRAModule):
 
     @property
     def has_changes(self) -> bool:
-        """Whether what is frozen changes from broadcast to broadcast."""
+        """Whether frozen tensors change between broadcasts."""
         return self.moves_base or self.client is None or self.client.model_size is None
 
     def attach(self) -> None:
-        """The adapter, and room for a change of each matrix."""
+        """Add the adapter, and a buffer for the change of each matrix."""
         from peft.tuners.lora import Linear
 
         self.scaling = self.matrices.scaling(self.rank())
@@ -188,7 +188,7 @@ class ExactLoRA(LoRAModule):
         self.matrices = replace(self.matrices, shapes=shapes)
 
     def load_payload(self, payload: State) -> None:
-        """Take over how the frozen matrices have changed; one that is not named is the pretrained one.
+        """Load the changes of the frozen matrices; a matrix without one is the pretrained one.
 
         Raises:
             FederationError: for a change that does not fit.
@@ -204,7 +204,7 @@ class ExactLoRA(LoRAModule):
                 buffer.copy_(change.T if layer.fan_in_fan_out else change)
 
     def export_adapter(self, folder: Path, private: bool = True) -> None:
-        """Write a peft adapter, see :class:`.LoRAModule`; or, where more than an adapter has changed, the whole network."""
+        """Write a peft adapter, see :class:`.LoRAModule`; or, if more than an adapter has changed, the whole network."""
         if self.has_changes:
             self.export_merged(folder, private)
         else:
@@ -216,14 +216,14 @@ class ExactLoRA(LoRAModule):
 
 
 class ExactServer(Server):
-    """Keeps the adapter of the largest rank, the head, and how the frozen matrices have changed.
+    """Keeps the adapter of the largest rank, the head, and the changes of the frozen matrices.
 
     Args:
-        state: the adapter and the head as they are before the first round.
-        matrices: what is adapted.
+        state: the adapter and the head before the first round.
+        matrices: the adapted matrices.
         ranks: of the clients, by id.
         weighting: how updates are weighted.
-        combine: merges them.
+        combine: merges updates.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class ExactServer(Server):
         self.like = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}  # what clients train
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
-        """The client's ranks of the adapter, and all changes so far: who joins late lacks nothing."""
+        """The client's ranks of the adapter, and all changes so far, also for a client that joins late."""
         rank = self.ranks[client.id]
         return Broadcast(self.matrices.of_rank(self.state, rank), rank)
 
@@ -264,9 +264,9 @@ class Gathered:
     """A round's updates, all at once.
 
     Attributes:
-        factors: the updates without what is averaged as it is.
-        weights: as they came.
-        mean: of everything else.
+        factors: the adapters' factors in the updates.
+        weights: of the updates, not normalized.
+        mean: of all other tensors.
     """
 
     factors: list[State]
@@ -275,7 +275,7 @@ class Gathered:
 
     @classmethod
     def of(cls, updates: Iterable[tuple[State, float]], matrices: Matrices) -> Self:
-        """Take them apart."""
+        """Separate factors from other tensors."""
         names, factors, weights, mean = matrices.factor_names(), [], [], WeightedMean()
         for update, weight in updates:
             factors.append({name: update[name] for name in names})
@@ -288,11 +288,11 @@ class Gathered:
         return list(torch.tensor(self.weights, dtype=torch.float64) / sum(self.weights))
 
     def terms(self, layer: str, matrices: Matrices, shares: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """The B and A of a matrix as they came, and what scales their products: the client's share, with its s in it.
+        """The received B and A of a matrix, and the scales of their products: the client's share times its s.
 
         Args:
             layer: name of the matrix.
-            matrices: what is adapted.
+            matrices: the adapted matrices.
             shares: of each update, a number or one for each of its ranks.
         """
         a, b = matrices.names(layer)

@@ -1,6 +1,4 @@
-"""Clients in groups that are averaged each on their own; and fine-tuning in which they train something of different size, so that
-those of equal size are a group.
-"""
+"""Clients in groups that are averaged separately, and fine-tuning in which clients with adapters of equal size form a group."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,11 +16,11 @@ from lightning_fed.options import NonNegativeInt, PositiveInt
 
 
 class GroupTuning(AdapterModule):
-    """What adapter, prompt and prefix tuning of vision transformers have in common. A method overrides :meth:`attach`, which puts
-    something of :meth:`size` on every block.
+    """Base of adapter, prompt and prefix tuning of vision transformers. A method overrides :meth:`attach`, which puts
+    parameters of :meth:`size` on every block.
 
-    Tensors of different size have no mean. Clients of equal size form a group, and each group is a federation of its own: what
-    is trained, the head included, is averaged within the group, weighted by training examples (FedAvg). Clients of a group start
+    Tensors of different size have no mean. Clients of equal size form a group, and each group is a separate federation: all trained
+    tensors, the head included, are averaged within the group, weighted by training examples (FedAvg). Clients of a group start
     from the same tensors. Adam is fresh in each round.
 
     ``size_<size>/…`` is each group's model on the test data of all clients, ``after/…`` each client's model on its own test data.
@@ -33,7 +31,7 @@ class GroupTuning(AdapterModule):
         backbone: builds the network, given the number of classes: ``VisionTransformer``.
         sizes: client ``k`` has entry ``k mod len(list)``.
         num_classes: number of classes; None: as many as the data have.
-        optimizer: of all that is trained. Default: Adam, lr 2e-3.
+        optimizer: of all trained tensors. Default: Adam, lr 2e-3.
         steps: optimizer steps per round; None: ``epochs`` epochs.
         **kwargs: see :class:`lightning_fed.methods.families.adapter_module.AdapterModule`.
     """
@@ -57,7 +55,7 @@ class GroupTuning(AdapterModule):
             self.monitor_model = "global"
 
     def size(self) -> int:
-        """The client's size; who has none, as a model that no server has sent, has the largest."""
+        """The client's size; a module without one, such as a model that no server has sent, has the largest."""
         return max(self.sizes) if self.model_size is None else int(self.model_size)
 
     def blocks(self, *parts: str) -> list[nn.Module]:
@@ -77,7 +75,9 @@ class GroupTuning(AdapterModule):
         return list(body.get_submodule("layers").children())
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """A mean for each size. This module's own tensors are those of its size; the others are drawn on the running stream."""
+        """A server with a mean for each size. This module's tensors are those of its size; the others are drawn from the running
+        random stream.
+        """
         seed, states = torch.initial_seed(), {self.size(): self.shared_state()}
         for size in set(self.sizes) - states.keys():
             states[size] = self.for_client(replace(clients[0], model_size=size), seed).shared_state()
@@ -87,15 +87,15 @@ class GroupTuning(AdapterModule):
 
 
 class GroupServer(Server):
-    """Keeps a state for each group of clients, and averages what its clients send. A group of which nobody takes part in a round
-    keeps its state.
+    """Keeps a state for each group of clients, and averages their updates. A group without a participant in a round keeps its
+    state.
 
     Args:
-        states: the initial states by group: a number, which is the :attr:`~.Broadcast.model_size` that is sent.
-        groups: which group each client is in, by id.
+        states: the initial states by group: a number, which is sent as the :attr:`~.Broadcast.model_size`.
+        groups: each client's group, by id.
         weighting: how updates are weighted within a group; see :class:`lightning_fed.core.server.Server`.
-        names: what each group's model is called where it is measured.
-        exported: whose model is exported where no client is named.
+        names: of the groups' models in metrics.
+        exported: the group whose model is exported if no client is named.
     """
 
     def __init__(

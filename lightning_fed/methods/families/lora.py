@@ -20,9 +20,9 @@ CLIENT = "client"
 
 
 class LoRAModule(AdapterModule):
-    """What federated LoRA methods have in common: a frozen network, and the adapter ``common`` that is averaged.
+    """Base of federated LoRA methods: a frozen network, and the adapter ``common``, which is averaged.
 
-    Each adapted matrix W becomes :math:`W + s BA` with A ``(r, in)`` random and B ``(out, r)`` zero at first; peft does it. The
+    Each adapted matrix W becomes :math:`W + s BA` with A ``(r, in)`` random and B ``(out, r)`` zero at first, through peft. The
     moments of a client's AdamW stay with it between its turns.
 
     Args:
@@ -30,10 +30,10 @@ class LoRAModule(AdapterModule):
         num_classes: number of classes; None: as many as the data have.
         r: rank of the adapter.
         lora_alpha: scaling s is ``lora_alpha / r``; None: 1.
-        target_modules: names, or a pattern, of the layers that are adapted, as in peft; None: those that the network or peft
+        target_modules: names, or a pattern, of the adapted layers, as in peft; None: those that the network or peft
             knows, which are the query and value projections.
         lora_dropout: dropout before the adapter.
-        persistent: whether the optimizer's moments stay with the client between its turns; else each turn begins with none.
+        persistent: whether the optimizer's moments stay with the client between its turns; otherwise each turn starts without any.
         **kwargs: see :class:`lightning_fed.methods.families.adapter_module.AdapterModule`.
     """
 
@@ -70,7 +70,7 @@ class LoRAModule(AdapterModule):
         return self.target_modules
 
     def add_adapter(self, name: str, rank: int) -> None:
-        """Put another adapter on the network; all that are there act together."""
+        """Put another adapter on the network; all its adapters act together."""
         Adapters(rank, self.scaling * rank, self.adapted_layers(), self.lora_dropout).add_to(self.backbone, name)
 
     def adapter(self, name: str) -> dict[str, nn.Parameter]:
@@ -86,12 +86,12 @@ class LoRAModule(AdapterModule):
 
         Args:
             folder: to write to.
-            private: with the client's own adapter; else the common one alone, which is what the server has.
+            private: with the client's own adapter; otherwise only the common one, as on the server.
         """
         save_adapter(folder, self.backbone, self.without_adapters(), self._acting(private))
 
     def export_merged(self, folder: Path, private: bool = True) -> None:
-        """Write the whole network, its adapters added to the weights, as the transformers library saves and loads it.
+        """Write the whole network, with its adapters added to the weights, in the format of the transformers library.
 
         Args:
             folder: to write to.
@@ -101,11 +101,11 @@ class LoRAModule(AdapterModule):
         save_merged(folder, self.backbone, self.without_adapters(), weights)
 
     def effective_weights(self, private: bool = True) -> State:
-        """The adapted matrices with what the adapters add to them, by layer; ``private``: see :meth:`export_adapter`."""
+        """The adapted matrices with the adapters' products added, by layer; ``private``: see :meth:`export_adapter`."""
         return {f"backbone.{name}": weight for name, weight in merged_weights(self.backbone, self._acting(private)).items()}
 
     def adapter_ranks(self) -> dict[str, int]:
-        """The :func:`lightning_fed.nn.rank.effective_rank` of what all adapters together add to a matrix, by name of the layer."""
+        """The :func:`lightning_fed.nn.rank.effective_rank` of the sum of all adapters' products, by name of the layer."""
         return {
             name: effective_rank(side_by_side(layer, "lora_B", active), side_by_side(layer, "lora_A", active))
             for name, layer in adapted_layers(self).items()
@@ -117,11 +117,11 @@ class LoRAModule(AdapterModule):
         return {f"{RANK}{layer}": float(rank) for layer, rank in self.adapter_ranks().items()}
 
     def _acting(self, private: bool = True) -> list[str]:
-        """The adapters that act together, or the common one alone."""
+        """Names of the adapters that act together, or of the common one only."""
         layer = next(iter(adapted_layers(self.backbone).values()), None)
         return list(layer.active_adapters) if layer is not None and private else [COMMON]
 
 
 def side_by_side(layer: Any, factor: str, adapters: Iterable[str]) -> Tensor:
-    """A ``(r, in)`` or B ``(out, r)`` of adapters of a layer that act together, r being the sum of their ranks."""
+    """Concatenated A ``(r, in)`` or B ``(out, r)`` of a layer's adapters that act together; r is the sum of their ranks."""
     return torch.cat([getattr(layer, factor)[adapter].weight.detach() for adapter in adapters], dim=int(factor == "lora_B"))

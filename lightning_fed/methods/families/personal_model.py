@@ -1,4 +1,4 @@
-"""Clients with two networks of one architecture: one that travels, and a personal one, which stays and predicts."""
+"""Clients with two networks of one architecture: a shared one, which travels, and a personal one, which stays and predicts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,13 +15,13 @@ PERSONAL = "personal."
 
 
 class PersonalModule(FederatedModule):
-    """What Ditto and pFedSD have in common: beside the network that travels, a personal one, which begins as its copy.
+    """Base of Ditto and pFedSD: in addition to the shared network, a personal one, which starts as its copy.
 
     Args:
         **kwargs: see :class:`.FederatedModule`.
     """
 
-    _outputs: list[Tensor] | None = None  # of the network that travels, while it predicts
+    _outputs: list[Tensor] | None = None  # of the shared network, while it predicts
 
     def build(self) -> None:
         super().build()
@@ -31,7 +31,7 @@ class PersonalModule(FederatedModule):
         return {name for name in super().shared_names() if not name.startswith(PERSONAL)}
 
     def initialized_from(self) -> dict[str, str]:
-        """The personal network begins as the global one."""
+        """The personal network starts as the global one."""
         names = self.backbone.state_dict()
         return {f"{PERSONAL}{name}": f"backbone.{name}" for name in names if f"backbone.{name}" not in self.frozen_names}
 
@@ -48,18 +48,18 @@ class PersonalModule(FederatedModule):
         return outputs
 
     def export_state(self, private: bool = True) -> State:
-        """The network that the client predicts with; without what is private, the one that travels."""
+        """The network that the client predicts with; without private state, the shared one."""
         network = self.predictor if private else self.backbone
         return {f"backbone.{name}": tensor for name, tensor in network.state_dict().items()}
 
     def global_loss(self, batch: Any) -> Tensor:
-        """The loss of a batch as the network that travels predicts it."""
+        """The shared network's loss on a batch."""
         with self.global_predicts():
             return self.client_loss(batch)
 
     @contextmanager
     def global_predicts(self) -> Iterator[list[Tensor]]:
-        """In this block the network that travels predicts, and what it says is noted in the list."""
+        """Within this block the shared network predicts, and its outputs are appended to the list."""
         self._outputs = []
         try:
             yield self._outputs

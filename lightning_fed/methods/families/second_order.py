@@ -1,4 +1,4 @@
-"""Gradients of what gradients lead to: for methods whose step differentiates through another one."""
+"""Second-order gradients, for methods whose step differentiates through another step."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
@@ -12,7 +12,7 @@ from lightning_fed.models.transformer import Transformer
 
 
 class SecondOrderModule(FederatedModule):
-    """What Per-FedAvg and PF2LoRA have in common: the loss, its gradients and theirs, at any point.
+    """Base of Per-FedAvg and PF2LoRA: the loss, its gradients and second derivatives, at any point.
 
     Args:
         **kwargs: see :class:`.FederatedModule`.
@@ -26,7 +26,7 @@ class SecondOrderModule(FederatedModule):
         Args:
             values: of some parameters.
             batch: of the loss.
-            moves_statistics: whether batch norm takes the batch into its running statistics, where it is in train mode.
+            moves_statistics: whether batch norm in train mode updates its running statistics with the batch.
         """
         buffers = {} if moves_statistics else {name: buffer.clone() for name, buffer in self.named_buffers()}
         state = {f"module.{name}": value for name, value in {**buffers, **values}.items()}
@@ -51,7 +51,7 @@ class SecondOrderModule(FederatedModule):
             direction: v, a tensor for each of them.
             step: :math:`\epsilon`.
             batch: of F.
-            wrt: what :math:`\nabla` is taken with respect to; None: the point.
+            wrt: variables of :math:`\nabla`; None: the point.
         """
         moves = dict(zip(point, direction, strict=True))
         grads = []
@@ -64,10 +64,10 @@ class SecondOrderModule(FederatedModule):
 
 
 class LossOf(nn.Module):
-    """A module whose output is the loss of another: what ``functional_call`` needs, which calls ``forward``.
+    """A module whose output is the loss of another one, for ``functional_call``, which calls ``forward``.
 
     Args:
-        module: the other.
+        module: the other module.
     """
 
     def __init__(self, module: FederatedModule) -> None:
@@ -83,17 +83,17 @@ def gradients(loss: Tensor, parameters: Iterable[Tensor], graph: bool = False) -
 
     Args:
         loss: a scalar.
-        parameters: with respect to what.
+        parameters: variables of the gradients.
         graph: keep the graph, so that the gradients can be differentiated themselves.
     """
     return list(torch.autograd.grad(loss, list(parameters), create_graph=graph, materialize_grads=True))
 
 
 def attend_with_second_derivatives(backbone: Transformer) -> None:
-    """Let a network attend in a way that can be differentiated twice.
+    """Set a network's attention to an implementation that can be differentiated twice.
 
     Raises:
-        FederationError: if the user chose another way.
+        FederationError: if the user chose another implementation.
     """
     if backbone.attention not in (None, "eager"):
         raise FederationError(

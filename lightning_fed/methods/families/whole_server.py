@@ -1,10 +1,10 @@
-"""Clients that keep something beside a model which they share as a whole."""
+"""Clients that share a whole model and keep additional private state."""
 
 from lightning_fed.core import FederatedModule, State
 
 
 class WholeServerModule(FederatedModule):
-    """What FedALA, FedDyn, MOON and SCAFFOLD have in common: what stays with a client is no part of what it predicts with.
+    """Base of FedALA, FedDyn, MOON and SCAFFOLD: a client's private state is not part of its model.
 
     Args:
         **kwargs: see :class:`.FederatedModule`.
@@ -12,10 +12,10 @@ class WholeServerModule(FederatedModule):
 
     @property
     def shares_whole_model(self) -> bool:
-        """True: the server's model is everybody's."""
+        """True: all clients have the server's model."""
         return True
 
     def export_state(self, private: bool = True) -> State:
-        """The model, without what a client keeps beside it."""
+        """The model, without the client's private state."""
         kept = self._private | self._statistics
         return {name: tensor for name, tensor in self.state_dict().items() if name not in kept}
