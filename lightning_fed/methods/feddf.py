@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from lightning_fed.core import ClientInfo, FederationError, Phase, RunOnServer, Server, State, mixtures, widened
 from lightning_fed.methods.families.distillation import TARGETS, EnsembleModule, EnsembleServer, names_of
 from lightning_fed.models import Backbones
-from lightning_fed.nn.divergence import divergence
+from lightning_fed.nn.losses import divergence
 from lightning_fed.options import NonNegativeInt, PositiveFloat, PositiveInt
 
 DistillLoss = Literal["avg_logits", "avg_losses"]

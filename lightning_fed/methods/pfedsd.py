@@ -9,7 +9,7 @@ from torch import Tensor
 from lightning_fed.core import ClientInfo, Phase, Server, State
 from lightning_fed.methods.families.personal_model import PersonalModule
 from lightning_fed.models import Backbone, Backbones
-from lightning_fed.nn.divergence import divergence
+from lightning_fed.nn.losses import divergence
 from lightning_fed.options import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
