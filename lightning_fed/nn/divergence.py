@@ -1,16 +1,16 @@
-"""How far one prediction is from another."""
+"""Divergence of one prediction from another."""
 
 from torch import Tensor
 from torch.nn.functional import kl_div
 
 
 def divergence(teacher: Tensor, student: Tensor) -> Tensor:
-    r""":math:`\mathrm{KL}(\mathrm{softmax}(t) \,\Vert\, \mathrm{softmax}(s))`, summed over the classes, the mean over examples.
+    r""":math:`\mathrm{KL}(\mathrm{softmax}(t) \,\Vert\, \mathrm{softmax}(s))`, summed over the classes, averaged over examples.
 
-    The mean over all entries, torch's default, is as many times smaller as there are classes.
+    The mean over all entries, torch's default, is smaller by the number of classes.
 
     Args:
-        teacher: logits ``(B, C, …)``, to which the student is drawn. They are not detached.
+        teacher: logits ``(B, C, …)``, the target. They are not detached.
         student: logits of the same shape.
 
     >>> import torch

@@ -1,4 +1,4 @@
-"""The masked cross-entropy of clients that hold some classes only (Diao et al., HeteroFL, ICLR 2021)."""
+"""The masked cross-entropy of clients that have only some classes (Diao et al., HeteroFL, ICLR 2021)."""
 
 import torch
 from torch import Tensor
@@ -12,6 +12,6 @@ def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
 
     Args:
         logits: ``(B, C)``.
-        present: which classes are there, ``(C,)``, boolean.
+        present: the classes that the client has, ``(C,)``, boolean.
     """
     return torch.where(present, logits, 0.0)

@@ -1,4 +1,4 @@
-"""Privacy of clients: what they contribute is bounded and hidden in noise, and what that costs is accounted for."""
+"""Differential privacy of clients: contributions are clipped and hidden in noise, and an accountant tracks the privacy cost."""
 
 from lightning_fed.privacy.client_dp import AdaptiveClip, ClientDP
 
