@@ -18,6 +18,7 @@ OF_THE_CORE = {
     "a clients share is bounded or privacy is refused",
     "a robust rule combines what is sent or is refused",
     "a round may have any number of clients",
+    "an examples share is bounded or privacy is refused",
     "an unseen client is personalized and leaves no trace",
     "an interrupted run continues as if nothing had happened",
     "another order memory and measuring change nothing",

@@ -11,14 +11,14 @@ from torch import nn
 from lightning_fed.callbacks.base import FederationCallback, RunView
 from lightning_fed.models.backbone import Wrapped
 from lightning_fed.models.factory import name_of
-from lightning_fed.privacy.client_dp import GaussianMechanism
+from lightning_fed.privacy.mechanism import Mechanism
 from lightning_fed.tensors import count_floats
 
 log = logging.getLogger(__name__)
 
 
 class StartLine(FederationCallback):
-    """What is being played, and where it is written: the first line of a run. Where clients' privacy is kept, how much of it."""
+    """What is being played, and where it is written: the first line of a run. Where something is private, how much."""
 
     def on_fit_start(self, run: RunView) -> None:
         where = str(run.folder) if run.folder is not None else "a run that is not written"
@@ -27,7 +27,7 @@ class StartLine(FederationCallback):
         what = f"{run.method} with {networks(run)} on {type(run.data).__name__}, {clients}, {run.rounds} rounds"
         threads = f"{run.threads} thread{'s' * (run.threads > 1)}"
         log.info(f"{begun}: {what}, {type(run.engine).__name__}, {threads}.")
-        if isinstance(privacy := run.server.privacy, GaussianMechanism):
+        if isinstance(privacy := run.server.privacy, Mechanism):
             log.info(privacy.forecast(count_floats(run.server.state), run.rounds))
 
 

@@ -1,7 +1,7 @@
 """Training in phases: a LightningModule in which different parameters are trained one after the other."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
@@ -88,6 +88,7 @@ class PhasedModule(L.LightningModule):
         self.gradient_clip = gradient_clip
         self.lr_scheduler = lr_scheduler
         self.lr_interval: Interval = lr_interval
+        self.private_gradients: Callable[[PhasedModule, Any], Tensor] | None = None  # in place of compute_gradients
         self.frozen_names: frozenset[str] | None = None
         self.rounds_before = 0  # runs through the phases before this fit; set by the federation
         self.progress = Progress()
@@ -151,7 +152,7 @@ class PhasedModule(L.LightningModule):
         optimizer = self.progress.optimizer
         assert optimizer is not None  # of the running phase
         optimizer.zero_grad()
-        loss = self.compute_gradients(batch)
+        loss = self.compute_gradients(batch) if self.private_gradients is None else self.private_gradients(self, batch)
         if (clip := self.clip_of(self.phase)) is not None:
             # Optimizers that step together are clipped separately: one network's step must not depend on another network.
             for own in getattr(optimizer.optimizer, "optimizers", [optimizer.optimizer]):
@@ -357,7 +358,7 @@ class PhasedModule(L.LightningModule):
             progress.waiting = []
             progress.losses.append(self.client_step(step))
             progress.sizes.append(size)
-            progress.last_step = step
+            progress.last_step = step if size or self.private_gradients is None else None  # of no example
             if progress.steps_left is not None:
                 progress.steps_left -= 1
             self.step_schedule("step")
@@ -372,7 +373,7 @@ class PhasedModule(L.LightningModule):
         """
         progress = self.progress
         if progress.losses:
-            weights = torch.tensor(progress.sizes, device=self.device) / sum(progress.sizes)
+            weights = torch.tensor(progress.sizes, device=self.device) / (sum(progress.sizes) or 1)
             self.log(f"train/{progress.phase}_loss", (torch.stack(progress.losses) * weights).sum() / self.phase.terms)
             if self.phase.penalty is not None:
                 self.log(f"train/{progress.phase}_penalty", self.phase.penalty().detach())

@@ -58,6 +58,14 @@ class Privacy:
         """
         return combined
 
+    def note(self, round: int, updates: Collection[ClientUpdate]) -> None:
+        """Record which updates a round has merged. Default: nothing.
+
+        Args:
+            round: from 1.
+            updates: with their metrics, without their payload.
+        """
+
     def metrics(self) -> dict[str, float]:
         """Metrics to report after a round. Default: none."""
         return {}

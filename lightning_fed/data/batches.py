@@ -200,6 +200,33 @@ class ShuffledBatches(Sampler[Tensor]):
         return num_batches(len(self.indices), self.batch_size, self.single_example)
 
 
+class PoissonBatches(Sampler[Tensor]):
+    """Poisson samples of indices: each batch contains each index with probability ``batch_size`` / N, independently, and may be
+    empty. An epoch has ⌈N / ``batch_size``⌉ batches. They are a function of ``seed`` and the epoch.
+
+    Args:
+        indices: indices to sample from, shape (N,).
+        batch_size: expected batch size.
+        seed: non-negative.
+    """
+
+    def __init__(self, indices: Tensor, batch_size: int, seed: int) -> None:
+        self.indices, self.batch_size, self.seed, self.epoch = indices, batch_size, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the draw of the next iteration."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Tensor]:
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, self.epoch))
+        for _ in range(len(self)):
+            drawn = torch.rand(len(self.indices), dtype=torch.float64, generator=generator)
+            yield self.indices[drawn * len(self.indices) < self.batch_size]
+
+    def __len__(self) -> int:
+        return -(-len(self.indices) // self.batch_size)
+
+
 class ResumableLoader(DataLoader[Batch]):
     """A loader whose state Lightning saves in checkpoints: an interrupted epoch resumes with the next batch."""
 
@@ -256,6 +283,10 @@ class SharedTensors(Dataset[Batch]):
         """A loader for training; the arguments are those of :class:`ShuffledBatches`."""
         sampler = ShuffledBatches(indices, batch_size, seed, single_example, start)
         return ResumableLoader(self, sampler=sampler, **self._options())
+
+    def sampled(self, indices: Tensor, batch_size: int, seed: int) -> DataLoader[Batch]:
+        """A loader of Poisson samples; the arguments are those of :class:`PoissonBatches`."""
+        return DataLoader(self, sampler=PoissonBatches(indices, batch_size, seed), **self._options())
 
     def in_order(self, indices: Tensor, batch_size: int, no_single: bool = False) -> DataLoader[Batch] | list[Batch]:
         """A loader for evaluation; without examples an empty list, which Lightning skips.

@@ -29,6 +29,7 @@ class ClientDataModule(L.LightningDataModule):
         single_example: see :class:`lightning_fed.data.FederatedDataModule`.
         num_classes: see :class:`lightning_fed.data.FederatedDataModule`. None: unknown.
         problem: see :class:`lightning_fed.data.FederatedDataModule`. None: unknown.
+        poisson: whether training batches are Poisson samples, see :class:`.PoissonBatches`; may be set between fits.
         start: number of training batches used before, for batches that continue; may be set between fits. None: each epoch has a
             new order. See ``continue_epochs`` of :class:`lightning_fed.data.FederatedDataModule`.
     """
@@ -45,6 +46,7 @@ class ClientDataModule(L.LightningDataModule):
     num_classes: int | None = None
     problem: TaskName | None = None
     start: int | None = None
+    poisson: bool = False
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -56,6 +58,8 @@ class ClientDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Shuffled batches; epoch ``e`` of a fit has the order of (``order_seed``, ``e``)."""
+        if self.poisson:
+            return self.data.sampled(self.splits[0], self.batch_size, self.order_seed)
         return self.data.shuffled(self.splits[0], self.batch_size, self.order_seed, self.single_example, self.start)
 
     def val_dataloader(self) -> DataLoader[Batch] | list[Batch]:

@@ -3,7 +3,7 @@
 import math
 import traceback
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import lightning as L
@@ -25,6 +25,7 @@ from lightning_fed.engines.preflight.shape_mismatch import shape_error
 from lightning_fed.engines.turn_loop import TrainerFactory, Trainers
 from lightning_fed.errors import FederationError, one_line
 from lightning_fed.nn.static_batch_norm import StatisticsPass
+from lightning_fed.privacy.example_dp import ExampleTraining
 from lightning_fed.seeding import COMPRESSION, FINE_TUNE, ORDER, TURN, derive_seed, seed_all
 from lightning_fed.tensors import State, check_finite
 
@@ -42,6 +43,7 @@ class Worker:
         seed: the run's seed.
         initial: originals that new clients' private states are copied from. None: those of the template.
         compression: compression of messages.
+        examples: how clients train with example-level privacy. None: without.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Worker:
         seed: int,
         initial: State | None = None,
         compression: Compression = NONE,
+        examples: ExampleTraining | None = None,
     ) -> None:
         self.template = template
         self.data = data
@@ -59,6 +62,7 @@ class Worker:
         self.trainers = Trainers(new_trainer)
         self.seed = seed
         self.compression = compression
+        self.examples = examples
         self.initial = template.initial_originals() if initial is None else initial
         self.flops = FlopMeter()
         self._modules: dict[Hashable, FederatedModule] = {}
@@ -108,7 +112,8 @@ class Worker:
             length = len(data.train_dataloader())
             data.order_seed = derive_seed(self.seed, ORDER, turn.client.id)
             data.start = turn.turns * sum(phase.num_batches(length, module.batches_per_step) for phase in phases)
-        metrics |= self.train(module, data, phases, turn.round - 1)
+        with nullcontext() if self.examples is None else self.examples.of(module, data, turn):
+            metrics |= self.train(module, data, phases, turn.round - 1)
         module.after_training(self.after_training(module, data))
         self.activity = ""
         metrics["flops"] = float(self.flops.collect())

@@ -18,6 +18,7 @@ from lightning_fed.engines.silence import quiet_lightning
 from lightning_fed.engines.turn_loop import QUIET, TrainerFactory
 from lightning_fed.engines.worker import Worker
 from lightning_fed.errors import FederationError
+from lightning_fed.privacy.example_dp import ExampleTraining
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import State
 
@@ -38,6 +39,7 @@ class WorkerSpec:
             None: those of the template.
         compression: compression of messages between server and clients.
         frozen: frozen tensors of a template that has been built; they are used instead of drawing them again.
+        examples: how clients train with example-level privacy. None: without.
     """
 
     template: FederatedModule
@@ -47,12 +49,13 @@ class WorkerSpec:
     initial: State | None = None
     compression: Compression = NONE
     frozen: dict[str, nn.Parameter] | None = None
+    examples: ExampleTraining | None = None
 
     def worker(self) -> Worker:
         """A worker of this process. Networks that are built are used as they are; otherwise :meth:`build` is called."""
         if not self.template.is_built:
             self.build()
-        return PublicWorker(self.template, self.data, self.new_trainer, self.seed, self.initial, self.compression)
+        return PublicWorker(self.template, self.data, self.new_trainer, self.seed, self.initial, self.compression, self.examples)
 
     def build(self) -> None:
         """Build the template's networks, if necessary, in the precision of the Trainers, which all states then have from the first

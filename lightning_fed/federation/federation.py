@@ -47,7 +47,7 @@ from lightning_fed.federation.settings import RunSettings
 from lightning_fed.logs import lines_shown
 from lightning_fed.options import AnySeed, ClosedUnitInterval, Fraction, NonNegativeInt, PositiveInt
 from lightning_fed.privacy import ClientDP
-from lightning_fed.privacy.client_dp import GaussianMechanism
+from lightning_fed.privacy.mechanism import DifferentialPrivacy, Mechanism
 from lightning_fed.seeding import isolated
 from lightning_fed.signals import preemption, stopped_by_signals
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
@@ -80,15 +80,16 @@ class Federation:
         participation: share of the clients that take part in a round, in (0, 1]; at least one client.
         eligible_clients: ids of the clients that may take part. The others, which join later or cannot hold the model for example,
             are only evaluated. None: all.
-        sampling: ``fixed``: every round has the same number of clients, drawn without replacement; ``poisson``: each client takes
-            part with probability ``participation``, independently of the others, so that a round may have any number, also 0.
+        sampling: client sampling: ``fixed``, every round has the same number of clients, drawn without replacement; ``poisson``,
+            each client takes part with probability ``participation``, independently, so that a round may have any number, also 0.
         dropout: probability that a participant drops out of a round: it receives the model, but its update does not arrive and its
             private state does not change.
         quorum: share of a round's participants that must not drop out. With fewer, the round's updates are discarded.
         aggregation: robust aggregation rule, which weights all clients equally, for methods whose server averages:
             :class:`.Median`, :class:`.TrimmedMean`, :class:`.Krum`, :class:`.MultiKrum`, :class:`.GeometricMedian`,
             :class:`.ClippedMean`. None: the mean.
-        privacy: client-level differential privacy, :class:`.ClientDP`, for methods whose server averages. None: none.
+        privacy: differential privacy: client-level, :class:`.ClientDP`, for methods whose server averages; or example-level,
+            :class:`.ExampleDP`, for methods whose clients send trained parameters only. None: none.
         attack: simulated attack by some clients, for tests and benchmarks: :class:`.SignFlip`, :class:`.GaussianNoise`,
             :class:`.LittleIsEnough`, :class:`.InnerProduct`, :class:`.LabelFlip`. Only the other clients are evaluated. None: no
             attack.
@@ -133,7 +134,7 @@ class Federation:
         dropout: ClosedUnitInterval = 0.0,
         quorum: ClosedUnitInterval = 0.0,
         aggregation: Aggregation | None = None,
-        privacy: ClientDP | None = None,
+        privacy: DifferentialPrivacy | None = None,
         attack: Attack | None = None,
         unseen: ClosedUnitInterval | list[NonNegativeInt] | None = None,
         seed: AnySeed = 0,
@@ -154,7 +155,7 @@ class Federation:
         engine: Engine | None = None,
         trainer: TrainerFactory | None = None,
     ) -> None:
-        key = None if privacy is None else privacy.key
+        key = privacy.key if isinstance(privacy, ClientDP) else None
         if key is not None and run_dir is not None and key.resolve().is_relative_to(Path(run_dir).resolve()):
             raise FederationError(f"privacy.key is {key}, inside the folder of runs: keep it where no run is copied from.")
         self.init_from = Path(init_from) if init_from is not None else None
@@ -287,8 +288,8 @@ class Federation:
         """
         with self._unwritten()._opened(model, datamodule, None) as run:
             mechanism = run.server.privacy
-            if not isinstance(mechanism, GaussianMechanism):
-                raise FederationError("The run has no privacy setting: set federation.privacy (class_path: ClientDP).")
+            if not isinstance(mechanism, Mechanism):
+                raise FederationError("The run has no privacy setting: set federation.privacy (class_path: ClientDP or ExampleDP).")
             rounds = self.settings.rounds
             spent = {round: mechanism.epsilon(round) for round in sorted({-(-rounds * tenth // 10) for tenth in range(1, 11)})}
             for round, value in spent.items():
@@ -301,7 +302,7 @@ class Federation:
         tried = copy.copy(self)
         tried.run_dir, tried.engine = None, InProcess()
         tried.settings = replace(self.settings, logger=False)
-        if (private := self.settings.privacy) is not None:
+        if isinstance(private := self.settings.privacy, ClientDP):
             tried.settings = replace(tried.settings, privacy=replace(private, noise="seeded", key=None))
         return tried
 

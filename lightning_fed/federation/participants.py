@@ -9,6 +9,7 @@ from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import require
 from lightning_fed.federation.cohorts import cohort_size, draw_cohort, draw_unseen, eligible, says_itself_who
 from lightning_fed.federation.settings import RunSettings
+from lightning_fed.privacy import ExampleDP
 
 
 class Participants:
@@ -32,13 +33,13 @@ class Participants:
         data.set_aside(self.unseen)
         pooling = type(model).__name__ if model.centralized else ""
         among = eligible(settings.eligible_clients, self.unseen, len(clients), pooling)
-        self.clients = [replace(client, takes_part=client.id in among) for client in clients]
+        self.clients = [replace(self._known(client), takes_part=client.id in among) for client in clients]
         self.eligible = [client for client in self.clients if client.takes_part]
         self.attackers = settings.attack.attackers(self.eligible, settings.seed) if settings.attack else frozenset[int]()
         data.flip_labels(())
         if settings.attack is not None:
             settings.attack.poison(data, self.attackers)
-        self.trained_on = [data.pooled().info] if model.centralized else self.clients
+        self.trained_on = [self._known(data.pooled().info)] if model.centralized else self.clients
         chosen = self._chosen(1)
         require(
             (settings.sampling == "fixed" and not settings.dropout) or not says_itself_who(model),
@@ -48,6 +49,10 @@ class Participants:
         drawn = cohort_size(self.eligible, settings.participation)
         self.cohort_size = 1 if model.centralized else drawn if chosen is None else len(chosen)
         """Number of participants of a round; the expected number if it is random."""
+
+    def _known(self, client: ClientInfo) -> ClientInfo:
+        """What a method may know of a client: where examples are private, not how many of its examples have which label."""
+        return replace(client, label_counts=()) if isinstance(self._settings.privacy, ExampleDP) else client
 
     @property
     def rounds_for_everybody(self) -> int:

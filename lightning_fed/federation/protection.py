@@ -12,6 +12,7 @@ from lightning_fed.core.server import Server
 from lightning_fed.errors import require
 from lightning_fed.federation.cohorts import says_itself_who
 from lightning_fed.federation.settings import RunSettings
+from lightning_fed.privacy import ClientDP, ExampleDP
 from lightning_fed.privacy.noise import Noise, SecretNoise, SeededNoise, read_key
 
 
@@ -49,6 +50,7 @@ def protect(
     privacy = settings.privacy
     if privacy is None:
         return None
+    assert isinstance(privacy, ClientDP)
     method = type(model).__name__
     require(
         not says_itself_who(model),
@@ -100,7 +102,11 @@ def refuse_at_sites(settings: RunSettings) -> None:
         f"Got attack={settings.attack} with data at sites: attacks are simulated where all data are local, leave it out.",
     )
     require(
-        settings.privacy is None or settings.privacy.noise == "secret",
+        not isinstance(settings.privacy, ExampleDP),
+        "Got example-level privacy with data at sites: its noise comes from the seed, and sites also send metrics: leave it out.",
+    )
+    require(
+        not isinstance(settings.privacy, ClientDP) or settings.privacy.noise == "secret",
         "Got privacy with seeded noise and data at sites: who knows the seed can subtract it; set noise to secret, with a key.",
     )
 

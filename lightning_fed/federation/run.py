@@ -30,11 +30,13 @@ from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.cohorts import dropouts
 from lightning_fed.federation.evaluation import Evaluation
+from lightning_fed.federation.example_privacy import protect_examples, refuse_what_tells_of_examples
 from lightning_fed.federation.meters import BestRound, Stopwatch, Target, running_totals, spread_all, training_means
 from lightning_fed.federation.participants import Participants
 from lightning_fed.federation.protection import protect, refuse_at_sites
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.federation.turns import RoundTurns
+from lightning_fed.privacy import ExampleDP
 from lightning_fed.seeding import ATTACK, COHORT, INITIAL, SERVER_ROUND, isolated, seeded
 from lightning_fed.signals import Preempted
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
@@ -98,6 +100,8 @@ class Run:
         spec = WorkerSpec(model, data, new_trainer, self.seed, compression=settings.compression)
         with torch_threads(engine.threads or 1):  # weights must not depend on the number of cores
             spec.build()
+        if isinstance(settings.privacy, ExampleDP):
+            refuse_what_tells_of_examples(model, data)
         self.threads = engine.threads_for(model, data.batch_size)
         torch.set_num_threads(self.threads)
         self._spec = replace(spec, initial=model.initial_originals())
@@ -117,7 +121,13 @@ class Run:
         self.method, self.metric = type(model).__name__, model.monitor
         self.identity = {"method": self.method, "seed": self.seed, "clients": len(self.clients), "data": data.fingerprint()}
         parts = self.server, model, settings, len(self.eligible_clients), self.cohort_size, self.identity, self.made_with
-        self._noise = protect(*parts, continued=checkpoint.manifest.identity if checkpoint else None, reading=reading)
+        continued = checkpoint.manifest.identity if checkpoint else None
+        self._noise = None
+        if isinstance(settings.privacy, ExampleDP):
+            self.server.privacy = protect_examples(model, data, who.trained_on, settings, self.identity, continued)
+            self._spec = replace(self._spec, examples=self.server.privacy.training)
+        else:
+            self._noise = protect(*parts, continued=continued, reading=reading)
         self.folder = folder()
         self.checkpoints = Checkpoints(self.folder, checkpoint) if self.folder else None
         states = self.checkpoints.clients_folder if self.checkpoints and not reading else temporary_folder()
@@ -276,11 +286,12 @@ class Run:
         return metrics
 
     def _note_arrivals(self) -> Collection[int]:
-        """Record whose updates were merged in this round; returns their ids."""
+        """Record whose updates were merged in this round, and what that cost in privacy; returns their ids."""
         arrived = dict.fromkeys((update.client for update in self._turns.updates), self.round)
         self.last_rounds |= arrived
         self.merged_turns |= {client: self.merged_turns.get(client, 0) + 1 for client in arrived}
         self._changed |= arrived.keys()
+        self.server.privacy.note(self.round, self._turns.updates)
         return arrived.keys()
 
     def _with_costs(self, metrics: Metrics, cohort_size: int) -> Metrics:

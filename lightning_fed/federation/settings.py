@@ -12,7 +12,7 @@ from lightning_fed.errors import require
 from lightning_fed.federation.attacks import Attack
 from lightning_fed.federation.cohorts import Sampling, Unseen
 from lightning_fed.options import require_from, require_positive
-from lightning_fed.privacy import ClientDP
+from lightning_fed.privacy.mechanism import DifferentialPrivacy
 from lightning_fed.storage.checkpoint import Keep
 
 
@@ -31,7 +31,7 @@ class RunSettings:
     dropout: float
     quorum: float
     aggregation: Aggregation | None
-    privacy: ClientDP | None
+    privacy: DifferentialPrivacy | None
     attack: Attack | None
     unseen: Unseen
     seed: int

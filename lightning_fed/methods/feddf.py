@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from lightning_fed.core import ClientInfo, FederationError, Phase, RunOnServer, Server, State, mixtures, widened
 from lightning_fed.methods.families.distillation import TARGETS, EnsembleModule, EnsembleServer, names_of
 from lightning_fed.models import Backbones
-from lightning_fed.nn.divergence import divergence
+from lightning_fed.nn.losses import divergence
 from lightning_fed.options import NonNegativeInt, PositiveFloat, PositiveInt
 
 DistillLoss = Literal["avg_logits", "avg_losses"]
@@ -24,7 +24,7 @@ def default_student_optimizer(parameters: Any) -> torch.optim.Optimizer:
 
 
 class FedDF(EnsembleModule):
-    r"""Ensemble distillation: FedAvg within each architecture, then each average is distilled from all clients' models.
+    r"""FedAvg within each architecture, after which the ensemble of all clients' models is distilled into each average.
 
     A client trains its architecture's model as in FedAvg. The server averages the updates of each architecture, and then, for each,
     takes the average as the student and minimises

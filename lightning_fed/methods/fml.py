@@ -8,7 +8,7 @@ from torch import Tensor
 from lightning_fed.core import FederationError
 from lightning_fed.methods.families.mutual_learning import MutualLearningModule
 from lightning_fed.models import BackboneFactory, Backbones
-from lightning_fed.nn.divergence import divergence
+from lightning_fed.nn.losses import divergence
 from lightning_fed.options import ClosedUnitInterval, PositiveInt
 
 

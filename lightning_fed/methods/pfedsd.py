@@ -9,12 +9,12 @@ from torch import Tensor
 from lightning_fed.core import ClientInfo, Phase, Server, State
 from lightning_fed.methods.families.personal_model import PersonalModule
 from lightning_fed.models import Backbone, Backbones
-from lightning_fed.nn.divergence import divergence
+from lightning_fed.nn.losses import divergence
 from lightning_fed.options import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 class PFedSD(PersonalModule):
-    r"""Self-knowledge distillation: FedAvg in which a client's model from its last turn teaches the model that it trains now.
+    r"""FedAvg with self-knowledge distillation, in which a client's model from its last turn teaches the one that it trains now.
 
     A round of a client that has taken part before, with its personal model :math:`v_k`:
 

@@ -2,11 +2,10 @@
 
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.nn.cox import CoxLoss
-from lightning_fed.nn.divergence import divergence
 from lightning_fed.nn.factorize import Energy, FactorizedConv2d, FactorizedLinear, Spectrum, factorize, frobenius_decay
 from lightning_fed.nn.joint_optimizer import JointOptimizer, jointly
+from lightning_fed.nn.losses import divergence, mask_absent
 from lightning_fed.nn.low_rank import LowRankDelta, decompose
-from lightning_fed.nn.masked_loss import mask_absent
 from lightning_fed.nn.proximal import half_squared_distance, proximal_step
 from lightning_fed.nn.scaler import scale_before_norms
 from lightning_fed.nn.static_batch_norm import StatisticsPass, running_statistics

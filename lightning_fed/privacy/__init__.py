@@ -1,5 +1,6 @@
-"""Differential privacy of clients: contributions are clipped and hidden in noise, and an accountant tracks the privacy cost."""
+"""Client-level and example-level differential privacy: contributions are clipped, noise is added, and the cost is accounted for."""
 
 from lightning_fed.privacy.client_dp import AdaptiveClip, ClientDP
+from lightning_fed.privacy.example_dp import ExampleDP
 
-__all__ = ["AdaptiveClip", "ClientDP"]
+__all__ = ["AdaptiveClip", "ClientDP", "ExampleDP"]

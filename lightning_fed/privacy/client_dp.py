@@ -12,10 +12,10 @@ from jsonargparse.typing import ClosedUnitInterval, PositiveFloat
 from torch import Tensor
 
 from lightning_fed.core.client_state import flatten
-from lightning_fed.core.server import Privacy
 from lightning_fed.errors import require
-from lightning_fed.options import Fraction, require_positive
+from lightning_fed.options import require_positive
 from lightning_fed.privacy.accounting import epsilon, noise_multiplier
+from lightning_fed.privacy.mechanism import DifferentialPrivacy, Mechanism
 from lightning_fed.privacy.noise import Noise
 from lightning_fed.tensors import State
 
@@ -47,8 +47,8 @@ class AdaptiveClip:
         require(0 <= self.quantile <= 1, f"Got quantile={self.quantile}: give a share from 0 to 1.")
 
 
-@dataclass(frozen=True)
-class ClientDP:
+@dataclass(frozen=True, kw_only=True)
+class ClientDP(DifferentialPrivacy):
     r"""Client-level (ε, δ)-differential privacy: the server's messages do not reveal whether a client took part.
 
     A client's change, as one vector over all tensors that it sends, is scaled down to a norm of at most C. The server sums the
@@ -65,20 +65,12 @@ class ClientDP:
     """
 
     clip: PositiveFloat | AdaptiveClip
-    delta: Fraction
-    epsilon: PositiveFloat | None = None
-    noise_multiplier: float | None = None
     noise: NoiseKind = "seeded"
     key: Path | None = None
 
     def __post_init__(self) -> None:
-        require(0 < self.delta < 1, f"Got delta={self.delta}: give a number above 0 and below 1.")
-        require(
-            (self.epsilon is None) != (self.noise_multiplier is None),
-            f"Got epsilon={self.epsilon} and noise_multiplier={self.noise_multiplier}: give one of them.",
-        )
-        require_positive(epsilon=self.epsilon, clip=None if isinstance(self.clip, AdaptiveClip) else self.clip)
-        require_positive(or_zero=True, noise_multiplier=self.noise_multiplier)
+        super().__post_init__()
+        require_positive(clip=None if isinstance(self.clip, AdaptiveClip) else self.clip)
         require(self.noise in get_args(NoiseKind), f"Got noise={self.noise!r}: give seeded or secret.")
         require(
             (self.noise == "secret") == (self.key is not None),
@@ -109,7 +101,7 @@ class ClientDP:
         return GaussianMechanism(self.clip, multiplier, clients, rate, self.delta, noise)
 
 
-class GaussianMechanism(Privacy):
+class GaussianMechanism(Mechanism):
     r"""Clips changes, sums them, adds noise, divides by the expected number of participants qN; keeps the ledger.
 
     With :class:`AdaptiveClip` the numbers of clipped changes get separate noise, :math:`\sigma_b = qN / 20`, and the changes
@@ -176,7 +168,6 @@ class GaussianMechanism(Privacy):
         return torch.from_numpy(self.noise.normals(round, f"state/{name}", like.numel())).view(like.shape)
 
     def epsilon(self, rounds: int) -> float:
-        """The ε of so many rounds."""
         return epsilon(self.rate, self.multiplier, rounds, self.delta)
 
     def metrics(self) -> dict[str, float]:
@@ -206,7 +197,6 @@ class GaussianMechanism(Privacy):
         return self.update_multiplier * math.sqrt(values) / self.expected
 
     def forecast(self, values: int, rounds: int) -> str:
-        """One line on what to expect."""
         ratio = self.noise_to_clip(values)
         spent = "no guarantee" if self.multiplier == 0 else f"ε = {self.epsilon(rounds):.2f} at δ = {self.delta:g}"
         verdict = (

@@ -15,7 +15,7 @@ from lightning_fed.core.server import PartialUpdate, ServerUpdate
 from lightning_fed.data import ClientDataModule
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.privacy import ClientDP
+from lightning_fed.privacy import ClientDP, ExampleDP
 from lightning_fed.tensors import State
 from lightning_fed.testing.compare import (
     assert_same,
@@ -315,6 +315,23 @@ def a_clients_share_is_bounded_or_privacy_is_refused(subject: Subject, folder: P
         assert 0 < moved <= clip * 1.001, f"The server has moved by {moved} in a round, and the clip norm is {clip}."
 
 
+def an_examples_share_is_bounded_or_privacy_is_refused(subject: Subject, folder: Path) -> None:
+    """Gradients of single examples are the same computed at once and one by one, where a part of the loss could be lost; a method
+    that sends more of examples than these is refused.
+    """
+    ends = []
+    for how in ("vmap", "loop"):
+        privacy = ExampleDP(clip=0.1, delta=1e-3, noise_multiplier=0.0, per_example=how)
+        try:
+            ends.append(subject.fit(privacy=privacy).run.server.state_dict())
+        except FederationError as error:
+            if any(said in str(error) for said in ("got privacy of examples, but", "labels", "vmap cannot compute")):
+                return
+            raise
+    lost = [name for name, tensor in ends[0].items() if not torch.allclose(tensor.float(), ends[1][name].float(), atol=1e-5)]
+    assert not lost, f"Gradients of single examples are others computed at once (vmap) than one by one: {listed(lost)}."
+
+
 EMPTY_SECOND = 16
 """A seed whose cohorts of three clients, drawn with probability 0.4 each, have one, none and two of them."""
 
@@ -402,6 +419,7 @@ CHECKS = (
     a_round_may_have_any_number_of_clients,
     a_robust_rule_combines_what_is_sent_or_is_refused,
     a_clients_share_is_bounded_or_privacy_is_refused,
+    an_examples_share_is_bounded_or_privacy_is_refused,
     steps_cost_as_much_on_the_meta_device,
     an_interrupted_run_continues_as_if_nothing_had_happened,
     the_last_checkpoint_is_measured_as_the_run_was,

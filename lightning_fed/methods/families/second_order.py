@@ -4,11 +4,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from lightning_fed.core import FederatedModule, FederationError, State
 from lightning_fed.models.transformer import Transformer
+from lightning_fed.nn.losses import LossOf
 
 
 class SecondOrderModule(FederatedModule):
@@ -30,7 +31,7 @@ class SecondOrderModule(FederatedModule):
         """
         buffers = {} if moves_statistics else {name: buffer.clone() for name, buffer in self.named_buffers()}
         state = {f"module.{name}": value for name, value in {**buffers, **values}.items()}
-        return cast(Tensor, functional_call(LossOf(self), state, (batch,)))
+        return cast(Tensor, functional_call(LossOf(self, self.client_loss), state, (batch,)))
 
     def gradient_product(
         self, point: State, direction: Iterable[Tensor], batch: Any, wrt: Iterable[Tensor] | None = None
@@ -61,21 +62,6 @@ class SecondOrderModule(FederatedModule):
                 loss = self.loss_at(shifted, batch, moves_statistics=False)
                 grads.append(gradients(loss, shifted.values() if wrt is None else wrt))
         return [(ahead - behind) / (2 * step) for ahead, behind in zip(*grads, strict=True)]
-
-
-class LossOf(nn.Module):
-    """A module whose output is the loss of another one, for ``functional_call``, which calls ``forward``.
-
-    Args:
-        module: the other module.
-    """
-
-    def __init__(self, module: FederatedModule) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, batch: Any) -> Tensor:
-        return self.module.client_loss(batch)
 
 
 def gradients(loss: Tensor, parameters: Iterable[Tensor], graph: bool = False) -> list[Tensor]:

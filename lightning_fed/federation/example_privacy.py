@@ -1,0 +1,115 @@
+"""Example-level privacy in a run: what is refused, and how many steps a client takes."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import accumulate
+from typing import Any
+
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lightning_fed.core.module import FederatedModule
+from lightning_fed.core.shared_state import SharedStateMixin
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.data.client_info import ClientInfo
+from lightning_fed.data.tabular.scaled import ScaledColumns
+from lightning_fed.errors import require
+from lightning_fed.federation.settings import RunSettings
+from lightning_fed.privacy import ExampleDP
+from lightning_fed.privacy.example_dp import ExampleMechanism
+
+CHOOSE = "choose a method such as FedAvg, FedPer or Ditto."
+
+
+def protect_examples(
+    model: FederatedModule,
+    data: FederatedDataModule,
+    clients: Sequence[ClientInfo],
+    settings: RunSettings,
+    identity: dict[str, Any],
+    continued: Mapping[str, object] | None,
+) -> ExampleMechanism:
+    """The mechanism of a run with example-level privacy.
+
+    Args:
+        model: the method, built.
+        data: the clients' data.
+        clients: clients that train.
+        settings: settings of the federation.
+        identity: the run's identity, to which the mechanism's settings are added.
+        continued: identity of the run that is resumed. None: a new run.
+
+    Raises:
+        FederationError: for a δ that guarantees nothing, and if a resumed run would need other noise.
+    """
+    privacy = settings.privacy
+    assert isinstance(privacy, ExampleDP)
+    steps = planned_steps(model, {client.id: client.num_train for client in clients}, data.batch_size, settings.rounds)
+    mechanism = privacy.mechanism(clients, data.batch_size, steps, settings.seed)
+    before = json.loads(str(continued.get("privacy", "{}"))) if continued else {}
+    require(
+        privacy.epsilon is None or before.get("epsilon") != privacy.epsilon or before["multipliers"] == mechanism.multipliers,
+        f"The run's noise was chosen for another number of rounds than {settings.rounds}: continue with as many rounds as it was "
+        "begun with, or start a new run.",
+    )
+    block = asdict(privacy) | {"multipliers": mechanism.multipliers, "kind": "examples"}
+    identity["privacy"] = json.dumps(block, sort_keys=True)
+    return mechanism
+
+
+def planned_steps(model: FederatedModule, examples: Mapping[int, int], batch_size: int, rounds: int) -> dict[int, list[int]]:
+    """By client id, the number of steps after 1, 2, … rounds if the client takes part in all of them.
+
+    Args:
+        model: the method, built.
+        examples: number of training examples by client id.
+        batch_size: training batch size.
+        rounds: number of rounds.
+    """
+    by_round = []
+    for model.rounds_before in range(rounds):
+        by_round.append(model.phases())
+    model.rounds_before = 0
+    return {
+        client: list(accumulate(sum(phase.num_batches(-(-count // batch_size)) for phase in phases) for phases in by_round))
+        for client, count in examples.items()
+    }
+
+
+def refuse_what_tells_of_examples(model: FederatedModule, data: FederatedDataModule) -> None:
+    """Refuse methods and data where an example would reach the server, or other examples' gradients, without noise.
+
+    Raises:
+        FederationError: saying what to change.
+    """
+    kind, given = type(model), f"{type(model).__name__} got privacy of examples, but"
+    require(
+        not model.has_own_gradients and kind.client_step is FederatedModule.client_step and model.accumulate == 1,
+        f"{given} its step is not one down the gradient of a loss: leave accumulate out, or {CHOOSE}",
+    )
+    require(
+        kind.payload is SharedStateMixin.payload and kind.update_state is SharedStateMixin.update_state,
+        f"{given} clients send something else than parameters that they train: {CHOOSE}",
+    )
+    require(
+        not model.has_post_training_step,
+        f"{given} it looks at the data once more when they have been trained on: {CHOOSE}",
+    )
+    require(
+        not any(isinstance(layer, _BatchNorm) for layer in model.modules()),
+        f"{given} its network has batch norm, in which examples meet: give one without (norm: group of ResNets).",
+    )
+    require(
+        model.task.adds_up and getattr(model.task.loss, "weight", None) is None,
+        f"{given} its loss is no plain mean over examples: leave class weights out; partial likelihoods cannot be private.",
+    )
+    clips = model.gradient_clip is not None or any(phase.gradient_clip is not None for phase in model.phases())
+    require(not clips, f"{given} gradient_clip is set, too: privacy.clip bounds each example's gradient, leave gradient_clip out.")
+    require(
+        not data.continue_epochs, f"{given} continue_epochs is set: its batches are Poisson samples, leave continue_epochs out."
+    )
+    require(
+        not isinstance(data, ScaledColumns) or (data.standardize == data.impute == "none"),
+        f"{given} the data are standardized or imputed by statistics of the examples: scale them by known ranges, and set "
+        "standardize and impute to none.",
+    )

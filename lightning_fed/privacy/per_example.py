@@ -1,0 +1,126 @@
+"""A step of DP-SGD: per-example gradients, clipped, summed and noised."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.utilities.data import extract_batch_size
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.utils._pytree import tree_map
+
+from lightning_fed.core.phased_module import PhasedModule
+from lightning_fed.errors import FederationError, require
+from lightning_fed.nn.losses import LossOf
+from lightning_fed.tensors import State
+
+PerExample = Literal["vmap", "loop"]
+
+MODULE = "module."
+"""Prefix of parameter names in a :class:`.LossOf`."""
+
+
+class PrivateGradients:
+    r"""Sets the gradients of a step. Each example's gradient, over all parameters of the phase, is scaled down to a norm of at most
+    C. The sum gets Gaussian noise of standard deviation zC and is divided by the expected batch size. The gradient of the phase's
+    penalty, which depends on no example, is added without noise.
+
+    Args:
+        clip: C.
+        multiplier: z.
+        batch_size: expected batch size, :math:`q n_k`.
+        normals: returns so many standard normal numbers for a name. No two calls have the same name.
+        per_example: see :class:`.ExampleDP`.
+        chunk: see :class:`.ExampleDP`.
+    """
+
+    def __init__(
+        self,
+        clip: float,
+        multiplier: float,
+        batch_size: int,
+        normals: Callable[[str, int], Tensor],
+        per_example: PerExample = "vmap",
+        chunk: int = 64,
+    ) -> None:
+        self.clip, self.multiplier, self.batch_size, self.normals = clip, multiplier, batch_size, normals
+        self.per_example, self.chunk = per_example, chunk
+        self._steps = 0
+
+    def __call__(self, module: PhasedModule, batch: Any) -> Tensor:
+        """Set the gradients of the running phase. Returns the mean loss of the examples, 0 for an empty batch.
+
+        Raises:
+            FederationError: for a network that ``vmap`` cannot trace, a loss that changes the model, and a precision that scales
+                gradients.
+        """
+        require(
+            module.trainer.precision != "16-mixed",
+            "privacy of examples got precision 16-mixed, whose gradients are scaled: set the trainer's precision to 32-true or "
+            "bf16-mixed.",
+        )
+        learning = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+        total, loss = self.clipped_sum(module, learning, batch)
+        for name, parameter in learning.items():
+            noise = self.normals(f"{module.phase.name}/{self._steps}/{name}", parameter.numel()).view_as(parameter)
+            total[name] += self.multiplier * self.clip * noise.to(total[name])
+            parameter.grad = (total[name] / self.batch_size).to(parameter)
+        if module.phase.penalty is not None:
+            module.manual_backward(module.phase.penalty())
+        self._steps += 1
+        return loss
+
+    def clipped_sum(self, module: PhasedModule, learning: dict[str, nn.Parameter], batch: Any) -> tuple[State, Tensor]:
+        """Sum of the clipped gradients, by parameter name and at least in float32, and the mean loss."""
+        total = {name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for name, p in learning.items()}
+        examples, loss, before = extract_batch_size(batch), torch.zeros((), device=module.device), _versions(module)
+        each = self._at_once if self.per_example == "vmap" else self._one_by_one
+        for gradients, losses in each(module, learning, batch, examples):
+            norm = torch.stack([gradient.flatten(1).double().square().sum(1) for gradient in gradients.values()]).sum(0).sqrt()
+            scale = (self.clip / norm).clamp(max=1.0)  # a gradient of zero stays one
+            for name, gradient in gradients.items():
+                total[name] += torch.tensordot(scale.to(total[name]), gradient.to(total[name]), dims=1)
+            loss = loss + losses.detach().sum() / examples
+        require(
+            _versions(module) == before,
+            f"{type(module).__name__} got privacy of examples, but its loss changes the model: choose a method such as FedAvg, "
+            "FedPer or Ditto.",
+        )
+        return total, loss
+
+    def _at_once(
+        self, module: PhasedModule, learning: dict[str, nn.Parameter], batch: Any, examples: int
+    ) -> Iterator[tuple[State, Tensor]]:
+        """Gradients ``(chunk, …)`` and losses ``(chunk,)`` of one chunk of examples after the other."""
+        shell = LossOf(module, module.phase.loss)
+        values = {f"{MODULE}{name}": parameter.detach() for name, parameter in learning.items()}
+
+        def loss(values: State, example: Any) -> Tensor:
+            return functional_call(shell, values, (tree_map(lambda tensor: tensor.unsqueeze(0), example),))
+
+        gradients_of = vmap(grad_and_value(loss), in_dims=(None, 0), randomness="different")
+        for start in range(0, examples, self.chunk):
+            part = tree_map(lambda tensor, start=start: tensor[start : start + self.chunk], batch)
+            try:
+                gradients, losses = gradients_of(values, part)
+            except RuntimeError as error:
+                if not any(word in str(error) for word in ("vmap", "functorch", "transform")):
+                    raise
+                raise FederationError(
+                    "vmap cannot compute the gradients of single examples of this network, whose control flow depends on data or "
+                    "which changes tensors in place: set privacy.per_example to loop."
+                ) from error
+            yield {name.removeprefix(MODULE): gradient for name, gradient in gradients.items()}, losses
+
+    def _one_by_one(
+        self, module: PhasedModule, learning: dict[str, nn.Parameter], batch: Any, examples: int
+    ) -> Iterator[tuple[State, Tensor]]:
+        for place in range(examples):
+            loss = module.phase.loss(tree_map(lambda tensor, place=place: tensor[place : place + 1], batch))
+            found = torch.autograd.grad(loss, list(learning.values()), allow_unused=True, materialize_grads=True)
+            yield {name: gradient[None] for name, gradient in zip(learning, found, strict=True)}, loss[None]
+
+
+def _versions(module: nn.Module) -> list[int]:
+    """How often each parameter and buffer was modified in place."""
+    return [tensor._version for tensor in (*module.parameters(), *module.buffers())]

@@ -1,0 +1,173 @@
+"""Differential privacy of examples, as runs have it: refusals, noise for an ε, the ledger of every client."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import CLASSES, Net, NoisyNet, Recording, Shuffled, assert_same, momentum, new_data, new_federation, new_method, same, sgd
+from torch import nn
+
+from lightning_fed.core import FineTuning
+from lightning_fed.data import CSVFiles
+from lightning_fed.engines import Processes
+from lightning_fed.errors import FederationError
+from lightning_fed.federation.federation import Federation
+from lightning_fed.methods import FedAvg, FedRep
+from lightning_fed.privacy import ExampleDP
+from lightning_fed.privacy.accounting import epsilon
+
+pytest.importorskip("dp_accounting")
+
+model = partial(FedAvg, Net, CLASSES, momentum)
+dp = partial(ExampleDP, clip=0.5, delta=1e-3, noise_multiplier=1.0)
+
+
+def fit(privacy: ExampleDP | None, rounds: int = 3, method: Any = None, data: Any = None, **options: Any) -> Federation:
+    federation = new_federation(rounds, privacy=privacy, **options)
+    go_on = {"ckpt_path": "last"} if options.get("run_dir") else {}
+    federation.fit(method or model(), data or new_data(4, 100), **go_on)
+    return federation
+
+
+def test_without_noise_and_clipping_batches_of_all_examples_train_as_ever() -> None:
+    states = []
+    for privacy in (dp(clip=1e9, noise_multiplier=0.0), None):
+        data = new_data(4, 100, batch_size=100)
+        states.append(fit(privacy, 2, data=data).run.server.state)
+    for name, tensor in states[0].items():
+        torch.testing.assert_close(tensor, states[1][name], rtol=1e-4, atol=1e-6)
+
+
+def test_each_clients_steps_are_in_the_ledger_and_the_largest_epsilon_is_told() -> None:
+    """Steps of all phases, of those that took part."""
+    run = fit(dp(), method=FedRep(Net, CLASSES, optimizer=momentum, head_epochs=2), participation=0.5, seed=2).run
+    ledger = run.server.state_dict()["privacy/ledger"].tolist()
+    sizes = [client.num_train for client in run.clients]
+    for client, (rate, multiplier, steps) in enumerate(ledger):
+        per_turn = 3 * -(-sizes[client] // run.data.batch_size)
+        assert (rate, multiplier) == (min(1.0, run.data.batch_size / sizes[client]), 1.0)
+        assert steps == per_turn * run.merged_turns.get(client, 0)
+    largest = max(epsilon(rate, multiplier, int(steps), 1e-3) for rate, multiplier, steps in ledger)
+    assert run.history[-1]["privacy/epsilon"] == largest
+    assert all("privacy/epsilon" not in row for row in run.history[:-1])
+
+
+def test_noise_is_chosen_for_every_client_by_its_examples_and_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    run = fit(dp(noise_multiplier=None, epsilon=3.0), progress=True).run
+    ledger = run.server.state_dict()["privacy/ledger"].tolist()
+    assert len({multiplier for _, multiplier, _ in ledger}) > 1
+    for rate, multiplier, steps in ledger:
+        assert epsilon(rate, multiplier, int(steps), 1e-3) <= 3.0
+        assert epsilon(rate, multiplier - 0.02, int(steps), 1e-3) > 3.0
+    assert 2.9 < run.history[-1]["privacy/epsilon"] <= 3.0
+    assert "Privacy of examples: z = " in capsys.readouterr().out
+
+
+def test_the_same_on_all_engines_and_after_each_interruption(two_workers: Processes, tmp_path: Path) -> None:
+    """State and ledger, bit for bit."""
+    whole = fit(dp())
+    assert_same(fit(dp(), engine=two_workers), whole)
+    assert_same(fit(dp(), engine=Shuffled()), whole)
+    for rounds in (1, 2, 3):
+        again = fit(dp(), rounds, run_dir=tmp_path / "runs")
+    assert same(again.run.server.state_dict(), whole.run.server.state_dict())
+    assert again.run.history[-1]["privacy/epsilon"] == whole.run.history[-1]["privacy/epsilon"]
+    for other in (dp(noise_multiplier=2.0), dp(clip=0.1), None):
+        with pytest.raises(FederationError, match=r"was made with privacy|holds 'privacy/|was made with"):
+            fit(other, 4, run_dir=tmp_path / "runs")
+
+
+def test_more_rounds_need_more_noise_for_the_same_epsilon(tmp_path: Path) -> None:
+    target = dp(noise_multiplier=None, epsilon=3.0)
+    fit(target, 2, run_dir=tmp_path)
+    with pytest.raises(FederationError, match="chosen for another number of rounds than 3"):
+        fit(target, 3, run_dir=tmp_path)
+
+
+def test_methods_do_not_learn_which_labels_a_client_has() -> None:
+    run = fit(dp(), 1, engine=(engine := Recording())).run
+    assert {turn.client.label_counts for turn, _ in engine.fits()} == {()}
+    assert all(client.label_counts == () for client in run.clients)
+    assert all(client.label_counts for client in run.data.clients)
+
+
+def test_an_unseen_client_is_personalized_and_fine_tuning_is_its_own_affair() -> None:
+    method = model(fine_tuning=FineTuning(epochs=1, optimizer=sgd))
+    row = fit(dp(), 1, method=method, unseen=[3]).run.history[-1]
+    assert {"unseen/personalized/test_accuracy/mean", "privacy/epsilon"} <= row.keys()
+
+
+def test_pooled_training_is_plain_dp_sgd() -> None:
+    run = fit(dp(), 2, method=new_method("Centralized")).run
+    [(rate, _, steps)] = run.server.state_dict()["privacy/ledger"].tolist()
+    count = run.data.pooled().info.num_train
+    assert (rate, steps) == (run.data.batch_size / count, 2 * -(-count // run.data.batch_size))
+
+
+def test_more_steps_than_the_noise_was_chosen_for_end_the_run() -> None:
+    """FedALA's first turns have phases that no round's number tells of."""
+    with pytest.raises(
+        FederationError, match=r"took \d+ steps in round 2, and its noise was chosen for \d+: .*give noise_multiplier"
+    ):
+        fit(dp(noise_multiplier=None, epsilon=3.0), method=new_method("FedALA"))
+    assert fit(dp(), method=new_method("FedALA")).run.history[-1]["privacy/epsilon"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"privacy": dp(delta=0.1)}, r"privacy.delta is 0.1 with up to \d+ examples per client"),
+        ({"method": FedAvg(NoisyNet, CLASSES, momentum)}, "batch norm, in which examples meet"),
+        ({"method": model(accumulate=2)}, "leave accumulate out"),
+        ({"method": model(gradient_clip=1.0)}, "leave gradient_clip out"),
+        ({"method": model(loss=nn.CrossEntropyLoss(weight=torch.ones(CLASSES)))}, "leave class weights out"),
+        ({"method": new_method("SCAFFOLD")}, "something else than parameters"),
+        ({"method": new_method("FD")}, "something else than parameters"),
+        ({"method": new_method("PF2LoRA")}, "its step is not one down the gradient of a loss"),
+        ({"method": new_method("PFedMe"), "privacy": dp(per_example="loop")}, "its loss changes the model"),
+        ({"method": new_method("FedRoD")}, "use FedRep"),
+        ({"data": new_data(4, 100, continue_epochs=True)}, "leave continue_epochs out"),
+    ],
+)
+def test_what_would_give_a_wrong_epsilon_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(FederationError, match=message):
+        fit(**{"privacy": dp()} | options)
+
+
+def test_scales_of_the_examples_are_refused(tmp_path: Path) -> None:
+    rows = ["a,b,sick,site"] + [f"{k % 7},{k % 5},{k % 2},{k % 2}" for k in range(60)]
+    (tmp_path / "table.csv").write_text("\n".join(rows))
+    data = CSVFiles(tmp_path / "table.csv", target="sick", task="binary", client="site", standardize="client")
+    with pytest.raises(FederationError, match="standardized or imputed by statistics of the examples"):
+        fit(dp(), method=FedAvg(nn.LazyLinear(1), optimizer=sgd), data=data)
+
+
+def test_at_sites_it_is_refused() -> None:
+    data = new_data(4, 100)
+    data.at_hand = False
+    with pytest.raises(FederationError, match="example-level privacy with data at sites"):
+        new_federation(1, privacy=dp()).fit(model(), data)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"delta": 1.0}, "delta=1.0: give a number above 0 and below 1"),
+        ({"epsilon": 1.0}, "give one of them"),
+        ({"clip": 0.0}, "clip=0.0: give a number above 0"),
+        ({"per_example": "hooks"}, "give vmap or loop"),
+        ({"chunk": 0}, "chunk=0: give a whole number from 1"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(FederationError, match=message):
+        dp(**options)
+
+
+def test_the_verb_says_what_rounds_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    spent = new_federation(10, privacy=dp(), progress=True).privacy(model(), new_data(4, 100))
+    assert sorted(spent) == list(range(1, 11))
+    assert sorted(spent.values()) == list(spent.values())
+    assert "a client that takes part in 10 rounds has ε = " in capsys.readouterr().out
