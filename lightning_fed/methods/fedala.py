@@ -15,7 +15,7 @@ from lightning_fed.options import NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class FedALA(WholeServerModule):
-    r"""Adaptive local aggregation: clients start from a learned element-wise mixture of their last model and the global one.
+    r"""FedAvg whose clients start from a learned element-wise mixture of their last model and the global one.
 
     A client keeps its last model :math:`\theta_k` and a weight :math:`W_k \in [0, 1]` for each entry of the last layers. In its
     first turn it starts from the server's model :math:`w`. In later turns the last layers start from :math:`\hat\theta = \theta_k +

@@ -24,7 +24,7 @@ def default_student_optimizer(parameters: Any) -> torch.optim.Optimizer:
 
 
 class FedDF(EnsembleModule):
-    r"""Ensemble distillation: FedAvg within each architecture, then each average is distilled from all clients' models.
+    r"""FedAvg within each architecture, after which the ensemble of all clients' models is distilled into each average.
 
     A client trains its architecture's model as in FedAvg. The server averages the updates of each architecture, and then, for each,
     takes the average as the student and minimises

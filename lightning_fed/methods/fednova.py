@@ -19,7 +19,7 @@ STEPS = "steps"
 
 
 class FedNova(FedProx):
-    r"""Normalized averaging: clients' changes are divided by their numbers of local steps before they are averaged.
+    r"""FedAvg with normalized averaging, which divides clients' changes by their numbers of local steps.
 
     Client :math:`k` takes :math:`\tau_k` steps of SGD from :math:`w` to :math:`\theta_k`, whose gradients have the total weight
     :math:`\lVert a_k \rVert_1`. The server steps by the mean of the normalized changes,

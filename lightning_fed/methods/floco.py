@@ -31,7 +31,7 @@ POINT = "point"
 
 
 class Floco(FederatedModule):
-    r"""Federated learning over connected modes: one body and a simplex of good heads, in which each client gets its own subregion.
+    r"""One body and a simplex of connected heads, all of which are good, with a subregion of it for each client.
 
     The weight of the head is :math:`\sum_m \alpha_m W_m`, a point of the simplex with the corners :math:`W_1, \dots, W_M`; its bias
     and the rest of the network are ordinary. All of it travels and is averaged.

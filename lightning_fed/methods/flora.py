@@ -17,7 +17,7 @@ START = "start_seed"
 
 
 class FLoRA(ExactLoRA):
-    r"""Stacking-based aggregation of LoRA: the server stacks a round's adapters, and adds the product to the frozen matrices.
+    r"""The server stacks the LoRA adapters of a round, of any ranks, and adds their product to the frozen matrices.
 
     A client starts each round with a new adapter, A random and B zero, on the current matrices; the server moves these by
     :math:`W \leftarrow W + \sum_k p_k s_k B_k A_k = W + [B_1 \dots B_K] [p_1 s_1 A_1; \dots; p_K s_K A_K]`, which is exact for

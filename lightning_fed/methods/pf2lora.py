@@ -16,7 +16,7 @@ from lightning_fed.options import NonNegativeFloat, PositiveInt
 
 
 class PF2LoRA(LoRAModule, SecondOrderModule):
-    r"""Two-level LoRA: a common adapter, which is averaged, and a smaller private one, which stays with the client.
+    r"""Two-level LoRA with a common adapter, which is averaged, and a smaller private one, which stays with the client.
 
     A client's weights are :math:`W + BA + D_k C_k` with the common :math:`x = (A, B)` and the private :math:`y_k = (C_k, D_k)`.
     The problem is bilevel: :math:`\min_x \frac{1}{M} \sum_k f_k(x, y_k^*(x))` with :math:`y_k^*(x) \in \arg\min_y f_k(x, y)`. A

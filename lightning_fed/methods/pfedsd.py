@@ -14,7 +14,7 @@ from lightning_fed.options import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 class PFedSD(PersonalModule):
-    r"""Self-knowledge distillation: FedAvg in which a client's model from its last turn teaches the model that it trains now.
+    r"""FedAvg with self-knowledge distillation, in which a client's model from its last turn teaches the one that it trains now.
 
     A round of a client that has taken part before, with its personal model :math:`v_k`:
 

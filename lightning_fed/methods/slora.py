@@ -29,7 +29,7 @@ MASK_SEED = "mask_seed"
 
 
 class SLoRA(LoRAModule):
-    r"""Federated LoRA with a data-driven initialization: the adapter starts from a few rounds of sparse fine-tuning.
+    r"""Federated LoRA whose adapter is initialized from a few rounds of sparse fine-tuning.
 
     1. For ``sparse_rounds`` rounds clients train only the entries of the adapted matrices that a random mask selects. The server
        draws one mask per matrix, the same for all clients, and sends the seed. Only the values of these entries travel, and the
