@@ -148,11 +148,9 @@ class Site:
                 return SiteDescription(self.info, self._data).pack()
             request = TurnRequest.unpacked(head, tensors)
             if request.data != self._data:
-                raise FederationError("the data are others than those that this run began with")
+                raise FederationError("the data differ from those that this run started with")
             if request.frozen != self._frozen:
-                raise FederationError(
-                    "what is frozen of the network, a pretrained one perhaps, has other weights than the server's"
-                )
+                raise FederationError("the frozen part of the network, perhaps pretrained, has other weights than the server's")
             private = self.store.get(request.run, request.turn.last_round) if request.turn.last_round else None
         except FederationError as error:
             log.error(f"Refused: {escaped(str(error))}")

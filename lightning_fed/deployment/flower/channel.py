@@ -52,7 +52,7 @@ def _clear(path: Path) -> None:
     """Remove a socket that no process listens at; anything else is refused."""
     if not path.is_socket():
         if path.exists() or path.is_symlink():
-            raise FederationError(f"{path} is there and is no socket: give another path for the socket, where nothing lies.")
+            raise FederationError(f"{path} exists and is not a socket: give an unused path for the socket.")
         return
     with socket.socket(socket.AF_UNIX) as connection:
         try:
@@ -60,7 +60,9 @@ def _clear(path: Path) -> None:
         except ConnectionRefusedError:
             path.unlink()
         else:
-            raise FederationError(f"Somebody answers at the socket {path}, another site perhaps: end it, or give another path.")
+            raise FederationError(
+                f"Another process answers at the socket {path}, perhaps another site: end it, or give another path."
+            )
 
 
 def _listening(path: Path, mode: int) -> socket.socket:

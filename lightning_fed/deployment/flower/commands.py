@@ -149,7 +149,7 @@ def answers(host: str, port: int) -> bool:
 def refuse_taken(host: str, port: int) -> None:
     """Raises :class:`FederationError` if a process listens at a port, such as the SuperLink of another study."""
     if answers(host, port):
-        raise FederationError(f"Something answers at {host}:{port} already, another study perhaps: end it, or give another --port.")
+        raise FederationError(f"Another process answers at {host}:{port}, perhaps another study: end it, or give another --port.")
 
 
 def run_command(command: Sequence[str], home: Path) -> None:

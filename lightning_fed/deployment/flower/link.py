@@ -71,9 +71,9 @@ def keys_in_pem(files: Sequence[Path]) -> dict[str, int]:
         try:
             key = serialization.load_ssh_public_key(file.read_bytes())
         except Exception as error:  # its library raises many kinds of errors for invalid keys
-            raise FederationError(f"{file} is no public key ({error}): make one with ssh-keygen -t ecdsa -b 384.") from error
+            raise FederationError(f"{file} is not a public key ({error}): make one with ssh-keygen -t ecdsa -b 384.") from error
         if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise FederationError(f"{file} is a key of another kind than Flower knows: make one with ssh-keygen -t ecdsa -b 384.")
+            raise FederationError(f"{file} is a kind of key that Flower does not know: make one with ssh-keygen -t ecdsa -b 384.")
         form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         pem = key.public_bytes(*form).decode()
         if pem in clients:

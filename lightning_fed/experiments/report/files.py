@@ -34,7 +34,7 @@ def read_table(path: Path, needed: Collection[str], texts: Collection[str] = ())
     try:
         table = pd.read_csv(path)
     except (OSError, ValueError) as error:
-        raise FederationError(f"{path} is no table that a run has written ({one_line(error)[:200]}).") from error
+        raise FederationError(f"{path} is not a table that a run has written ({one_line(error)[:200]}).") from error
     if table.empty:
         raise FederationError(f"{path} has no rows: a run writes it when its first round is over.")
     if lacking := [name for name in needed if name not in table]:

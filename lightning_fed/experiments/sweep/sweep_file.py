@@ -37,7 +37,7 @@ def read_sweep(path: Path) -> Sweep:
     content = read_yaml(path)
     known = list(Sweep.__dataclass_fields__)
     if unknown := [key for key in content if key not in known]:
-        raise FederationError(f"{path}: {unknown[0]!r} is no key of a sweep; known are {', '.join(known)}.")
+        raise FederationError(f"{path}: {unknown[0]!r} is not a key of a sweep; known are {', '.join(known)}.")
     if missing := [key for key in ("base", "folder", "methods", "seeds") if not content.get(key)]:
         raise FederationError(f"{path}: {missing[0]!r} is missing; a sweep has base, folder, methods, seeds, and may have a grid.")
     for key, example in (("base", "configs/quickstart.yaml"), ("folder", "runs/my-sweep")):
