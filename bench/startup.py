@@ -4,7 +4,8 @@
 
 ``import torch, lightning`` and ``import lightning_fed.federation.federation, lightning_fed.methods`` (all that a run from Python
 needs), alternately, each in a process of its own. The result is the ratio of their medians. Then follow the imports of the
-package that take longest by themselves, as measured by Python (``-X importtime``)."""
+package that take longest by themselves, as measured by Python (``-X importtime``).
+"""
 
 import argparse
 import statistics
