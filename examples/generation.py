@@ -2,7 +2,7 @@
 
     python examples/generation.py --root data/e2e
 
-It needs no pretrained model. A tokenizer and a network are trained on the E2E texts about the restaurants that are not in the
+It needs no pretrained model and no connection. A tokenizer and a network are trained on the E2E texts about restaurants not in the
 test set; the other restaurants are divided among the clients. HOMLoRA and PF2LoRA fine-tune the same network on them. The texts
 are far from those of a real GPT-2, but every step is the real one: see docs/generation.md.
 """
