@@ -63,7 +63,7 @@ class FedALA(WholeServerModule):
         self.first_weight_epochs = first_weight_epochs
         if self.fine_tuning.length() and self.fine_tuning.part == "private":
             raise FederationError(
-                "fine_tuning has part=private, but what FedALA's clients keep is learned before each measurement as it is: set it "
+                "fine_tuning has part=private, but FedALA's private weights are learned before each evaluation anyway: set part "
                 "to all or head."
             )
 

@@ -167,5 +167,5 @@ class DistillingServer(EnsembleServer):
 
     def _knows(self, metrics: Mapping[str, float]) -> bool:
         if "val/accuracy" not in metrics:
-            raise FederationError("drop_worst needs validation data, of which there are none: set data.init_args.val_share.")
+            raise FederationError("drop_worst needs validation data, but there are none: set data.init_args.val_share.")
         return metrics["val/accuracy"] >= 1.2 / self.method.num_classes

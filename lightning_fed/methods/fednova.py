@@ -68,7 +68,7 @@ class FedNova(FedProx):
             wrong += [f"lr_scheduler with lr_interval={self.lr_interval}" + ", and mu" * bool(self.mu)]
         if wrong:
             raise FederationError(
-                f"FedNova got {', '.join(wrong)}, and does not know how much each of the steps weighs then: give torch.optim.SGD "
+                f"FedNova got {', '.join(wrong)}, with which the weights of the steps are unknown: give torch.optim.SGD "
                 "with a constant lr, and momentum or mu."
             )
         return group["momentum"], group["nesterov"], group["lr"] * self.mu

@@ -42,13 +42,13 @@ class FLoRA(ExactLoRA):
         super().__init__(backbone, num_classes, persistent=False, **kwargs)
 
     def load_broadcast(self, broadcast: Broadcast) -> None:
-        """Take over what the server sent, with a new adapter."""
+        """Load the server's state, with a new adapter."""
         state = dict(broadcast.state)
         drawn = draw_adapters(self.matrices, int(state.pop(START)))
         super().load_broadcast(replace(broadcast, state=state | self.matrices.of_rank(drawn, self.rank())))
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """Stacks."""
+        """A server that stacks the adapters."""
         return FLoRAServer(self.shared_state(), self.matrices, self.rank_of(clients), self.weighting)
 
 

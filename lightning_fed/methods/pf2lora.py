@@ -34,7 +34,7 @@ class PF2LoRA(LoRAModule, SecondOrderModule):
         backbone: builds the network, given the number of classes: ``TransformerClassifier``. Its attention becomes ``eager`` if
             second derivatives are needed, because PyTorch's fused attention has none.
         num_classes: number of classes; None: as many as the data have.
-        client_r: rank of the private adapter. The paper: 2 (DeBERTa-v3: 4), beside an ``r`` of 8 (GPT-2: 4).
+        client_r: rank of the private adapter. The paper: 2 (DeBERTa-v3: 4), with an ``r`` of 8 (GPT-2: 4).
         client_lr: :math:`\alpha`, of plain gradient descent on y. The paper: 1e-3 for most of GLUE, with which y may stay close to
             zero: choose it on validation data, and check ``adapter/private_share/mean``.
         hypergradient: ``exact`` differentiates through step 1; ``finite_difference`` replaces the second term by a difference of

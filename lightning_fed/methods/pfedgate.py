@@ -113,7 +113,7 @@ class PFedGate(KeepsGlobalParameters):
         """Build the network and, drawn after it, the gate."""
         if self.input_shape is None or len(self.input_shape) != 3:
             raise FederationError(
-                f"The gate is for images of one size, and the data have {self.input_shape or 'not said theirs'}: give input_shape, "
+                f"The gate is for images of one size, and the data have {self.input_shape or 'no known shape'}: give input_shape, "
                 "channels, height and width."
             )
         super().build()

@@ -23,7 +23,7 @@ class PFedSD(PersonalModule):
        :math:`p_w = \mathrm{softmax}(f_w(x) / T)`; :math:`v_k` is in eval mode and gets no gradient.
     3. :math:`v_k \leftarrow w`, which stays; send :math:`w`.
 
-    The client's knowledge of its own data so survives the server's broadcast. A client that takes part for the first time has no
+    So the client's knowledge of its own data survives the server's broadcast. A client that takes part for the first time has no
     teacher and trains as in FedAvg. Payload and average are FedAvg's. A client predicts with :math:`v_k`, or with the server's
     model if it never took part; the server's model is evaluated as ``global``. The logged loss includes the distillation.
     Monitored: accuracy after aggregation; it equals that before.

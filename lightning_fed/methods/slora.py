@@ -103,7 +103,7 @@ class SLoRA(LoRAModule):
             name, linear = f"backbone.{within}", layer.get_base_layer()
             if not isinstance(linear, nn.Linear):
                 raise FederationError(
-                    f"{name} is a {type(linear).__name__}, but SLoRA adapts linear layers: name such in target_modules."
+                    f"{name} is a {type(linear).__name__}, but SLoRA adapts linear layers: name linear layers in target_modules."
                 )
             self.shapes[name] = linear.weight.shape
             if self.sparse:

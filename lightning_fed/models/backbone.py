@@ -200,7 +200,7 @@ class Wrapped(Backbone):
         return self._cuts | ({} if self._head is None else {"features": self.head.in_features})
 
     def task_names(self) -> set[str]:
-        """See :meth:`.Backbone.task_names`: of the transformers library, all outside the body and what its files lack."""
+        """See :meth:`.Backbone.task_names`; for models of transformers, all parameters outside the body or missing in its files."""
         body = getattr(self.network, "base_model", self.network)
         if body is self.network:
             return super().task_names()
@@ -216,7 +216,7 @@ class Wrapped(Backbone):
         logits = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
         if not isinstance(logits, Tensor):
             raise FederationError(
-                f"{name_of(self)} gives a {type(outputs).__name__} that holds no logits: give a network that returns a tensor, or "
+                f"{name_of(self)} gives a {type(outputs).__name__} without logits: give a network that returns a tensor, or "
                 "one of the transformers library for a task (BertForSequenceClassification instead of BertModel)."
             )
         if self._num_classes not in (None, logits.shape[1] if logits.dim() > 1 else 1):
@@ -252,15 +252,15 @@ class Wrapped(Backbone):
         representation: Tensor = seen["representation"]
         if cut == "features" and seen["logits"] is not logits:
             raise FederationError(
-                f"{name_of(self)} computes something behind its head {self._head!r}, which cannot be left out where representation "
-                "and head are used apart: let the network end with its head."
+                f"{name_of(self)} has layers after its head {self._head!r}, which methods that use representation and head "
+                "separately cannot apply: let the network end with its head."
             )
         if cut != "features":
             representation = representation.flatten(1)
         if representation.dim() != 2 or representation.shape[1] != self.cuts[cut]:
             raise FederationError(
                 f"{name_of(self)} has values of shape {tuple(representation.shape[1:])} per example at {cut!r}, expected "
-                f"{self.cuts[cut]}: set the cut's width to that, or cut behind a pooling layer."
+                f"{self.cuts[cut]}: set the cut's width to that, or cut after a pooling layer."
             )
         return representation, logits
 

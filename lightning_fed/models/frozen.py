@@ -64,8 +64,8 @@ class FrozenBackbone(Generic[Network]):
         saved = tuple(f".{ending}" for ending in self.learning)
         if tied := [layer for layer in sorted(layers) if not _within(layer, saved)]:
             raise FederationError(
-                f"modules_to_save has {' and '.join(self.learning)}, whose weights are those of {tied[0]} of {name_of(network)}, "
-                "too, which would learn with it: leave it out."
+                f"modules_to_save has {' and '.join(self.learning)}, which shares weights with {tied[0]} of {name_of(network)}, "
+                "so that both would be trained: leave it out."
             )
         return learning | set(names)
 

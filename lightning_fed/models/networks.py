@@ -58,7 +58,7 @@ class Networks:
             self.frozen += [FrozenBackbone(given, learning=self.adapters.modules_to_save or ()) for given in new.values()]
 
     def new(self, given: Any, num_classes: int, place: int = 0) -> Backbone:
-        """A network with initial weights of its own; with adapters, these are the adapters' and the heads'.
+        """A network with its own initial weights; with adapters, only those of the adapters and heads are its own.
 
         Args:
             given: its factory.

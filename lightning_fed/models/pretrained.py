@@ -148,6 +148,6 @@ def around(network: Any, num_classes: int) -> Transformer:
     if (answers := answering(network)) is not None:
         return answers(num_classes, model)
     raise FederationError(
-        f"{kind} is no model for a task that is known: give one for sequence or image classification, question answering or causal "
+        f"{kind} is not a model for a supported task: give one for sequence or image classification, question answering or causal "
         "language modelling."
     )

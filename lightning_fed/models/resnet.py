@@ -37,7 +37,7 @@ class ShallowResNet(Backbone):
         num_classes: outputs of the head.
         stages: channels of each stage; every stage but the first halves the resolution.
         width: factor of all numbers of channels.
-        norm: ``batch``, or ``group``, which has no statistics: privacy needs that of what travels.
+        norm: ``batch``, or ``group``, which has no statistics, as differential privacy requires of shared layers.
     """
 
     def __init__(self, num_classes: int, stages: Sequence[int], width: float, norm: Norm = "batch") -> None:
@@ -90,7 +90,7 @@ class SmallImageResNet(Backbone):
         blocks: basic blocks in each of the stages.
         full_rank: number of leading blocks that low-rank versions do not factorize.
         width: factor of all numbers of channels.
-        norm: ``batch``, or ``group``, which has no statistics: privacy needs that of what travels.
+        norm: ``batch``, or ``group``, which has no statistics, as differential privacy requires of shared layers.
         stages: channels of each stage; the stem has those of the first, and every stage but the first halves the resolution.
     """
 
@@ -151,7 +151,7 @@ class CIFARResNet(SmallImageResNet):
         num_classes: outputs of the head.
         depth: 6n + 2; the paper: 20, 32, 44, 56 and 110.
         width: factor of all numbers of channels.
-        norm: ``batch``, or ``group``, which has no statistics: privacy needs that of what travels.
+        norm: ``batch``, or ``group``, which has no statistics, as differential privacy requires of shared layers.
     """
 
     def __init__(

@@ -87,7 +87,7 @@ class ReparametrizedPrefix(nn.Module):
     Args:
         length: tokens of the prefix.
         width: length d of a key.
-        hidden: length of what is between.
+        hidden: length of the hidden layer.
     """
 
     embeddings: Tensor
