@@ -1,4 +1,4 @@
-"""What public code computes in the place of a paper, as subclasses with that difference alone; ``differences.py`` plays them."""
+"""Differences of public code from the papers, as subclasses with one difference each; ``differences.py`` runs them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,11 +1,12 @@
-"""What public code computes instead of a paper, beside the paper's: the same data, the same seeds, one line of difference.
+"""Public code compared with the paper: the same data, the same seeds, one difference.
 
-    python bench/differences.py                              # an hour on an idle core; what docs/differences.csv has is passed over
+    python bench/differences.py                              # an hour on an idle core; skips what docs/differences.csv has
     python bench/differences.py --only FedDyn --rounds 5 --csv 5.csv
 
 scikit-learn's handwritten digits, 10 clients by Dirichlet 0.3, half of whom take part in each of 15 rounds of 2 epochs, an MLP with
-two hidden layers, SGD with a rate of 0.1, batches of 16. A deviation is a subclass that has the difference alone, with the same
-hyperparameters; it is not the code that it was read in, whose numbers depend on all else, too. Each names a test that it fails.
+two hidden layers, SGD with a rate of 0.1, batches of 16. A deviation is a subclass with this one difference and the same
+hyperparameters. It is not the code in which the difference was found, whose numbers also depend on everything else. Each names a
+test that it fails.
 """
 
 import argparse

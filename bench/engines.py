@@ -1,7 +1,7 @@
-"""What worker processes are worth: rounds on each engine, and by bare PyTorch loops.
+"""The benefit of worker processes: rounds on each engine, and with bare PyTorch loops.
 
-One bare loop has as many threads as there are cores. And one per core, each with its share of the clients and one thread, play side
-by side and merge nothing with each other: about what an engine that trains a client with one thread can come down to here.
+One bare loop has as many threads as there are cores. In addition, one loop per core, each with its share of the clients and one
+thread, run in parallel without aggregation: about the minimum for an engine that trains a client with one thread.
 
     python bench/engines.py                      # 1, 2, … workers up to the cores there are
     python bench/engines.py --workers 1 2 4 --cases fedavg_10 pf2lora
@@ -10,8 +10,8 @@ by side and merge nothing with each other: about what an engine that trains a cl
 Cases, on the CPU: FedAvg with CNN-1 as in bench/overhead.py, with cohorts of 10 and of 100; pFedLoRA with CNN-1 to CNN-5; PF2LoRA
 on a small transformer; and FedAvg with 10 of 100 clients in a round, where all 100 are measured in every round.
 
-In each repetition every engine plays the same rounds, one engine after the other, so that a drift of the machine's speed cancels:
-what counts are the ratios of a repetition, of which the median is printed. A run's first round, which starts processes and counts
+In each repetition every engine runs the same rounds, one engine after the other, so that a drift of the machine's speed cancels.
+The program prints the median of the ratios within a repetition. A run's first round, which starts processes and counts
 FLOPs, is left out. Where the time goes is counted by the federation itself (``seconds/…``), per round: waiting for turns (``fit``),
 checking and merging (``aggregate``), measuring (``evaluate``).
 """

@@ -1,11 +1,11 @@
-"""What low rank costs FedHM's server, and what it saves its clients.
+"""The cost of low rank for FedHM's server, and its savings for the clients.
 
     python bench/factorize.py
 
-The server's part is to factorize the model for all ratios, once per round, and to recover and merge the updates of ten participants
-(here the versions as they were sent), always on the CPU. It is compared with the training steps of these participants and nothing
-else: forward, backward and SGD on random images, without Lightning, data and measuring, so that its share is an upper bound. A step
-of each low-rank network is compared with one of the full network.
+Once per round, the server factorizes the model for all ratios, and recovers and aggregates the updates of ten participants (here
+the versions as they were sent), always on the CPU. This is compared with only the training steps of these participants: forward,
+backward and SGD on random images, without Lightning, data and measuring, so that the server's share is an upper bound. A step of
+each low-rank network is compared with one of the full network.
 
 The server's part and one step of every network alternate in one process, so that a drift of the machine's speed cancels: ratios and
 shares are medians of those within a repetition.

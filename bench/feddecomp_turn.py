@@ -1,14 +1,14 @@
-"""What a FedDecomp turn costs: over the bare loops of its two phases, and with sums of weights instead of sums of layers.
+"""The cost of a FedDecomp turn: compared with bare loops of its two phases, and with sums of weights instead of sums of layers.
 
     python bench/feddecomp_turn.py
 
 First: ResNet-8, 500 training images, batch 100, two epochs on the low-rank part and three on the full-rank part, on the CPU. The
 bare loops train the same decomposed network on batches of the same sizes, with one SGD per phase and the other part frozen, and
-nothing else. Turn and loops alternate in one process; the ratio of each pair is what counts.
+nothing else. Turn and loops alternate in one process; the result is the ratio of each pair.
 
 Second: FLOPs and seconds of a turn with CNN-5 and ResNet-8 in small and large batches, where σ + τ is always composed while τ
-learns ("composed"), and as it is, where each layer takes the way with fewer operations ("chosen"); beside them one epoch of the
-plain network.
+is trained ("composed"), and with the package's choice of the cheaper computation per layer ("chosen"), compared with one epoch of
+the plain network.
 """
 
 import argparse

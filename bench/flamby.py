@@ -1,16 +1,16 @@
-"""How long Fed-Heart-Disease takes beside FLamby's own loop, run for run.
+"""The duration of Fed-Heart-Disease compared with FLamby's own loop, run for run.
 
     python bench/flamby.py --root data/heart_disease
 
-FLamby's program cannot be installed beside current versions of its dependencies, so that its loop is written here once more, as
-flamby/strategies/fed_avg.py and strategies/utils.py of owkin/FLamby @ edacf54 have it: a ``DataLoader`` for each hospital whose
+FLamby's program cannot be installed with current versions of its dependencies, so its loop is written here again, as
+in flamby/strategies/fed_avg.py and strategies/utils.py of owkin/FLamby @ edacf54: a ``DataLoader`` for each hospital whose
 iterator goes on across rounds, a step per batch, updates as NumPy arrays, their mean by training patients, and after the last round
-the accuracy at each hospital. Beside it stands ``lightning-fed fit --config flamby/heart_disease``, with all that it does besides:
-it reads and checks its configuration and the four files, measures everybody every five rounds, and each model at each hospital, and
+the accuracy at each hospital. It is compared with all of ``lightning-fed fit --config flamby/heart_disease``, which also
+reads and checks its configuration and the four files, measures all clients every five rounds, and each model at each hospital, and
 writes checkpoints and tables.
 
-The two play the same seed after one another, with one torch thread each. Printed are seconds of CPU, which other work on the
-machine does not lengthen much, the ratio of each pair, and both accuracies, which differ by the order of batches alone.
+The two run the same seed one after the other, with one torch thread each. The program prints CPU seconds, which depend little on
+other work of the machine, the ratio of each pair, and both accuracies, which differ only by the order of batches.
 """
 
 import argparse

@@ -1,16 +1,17 @@
-"""What tuning a language model to instructions costs, beside a bare loop of transformers and peft.
+"""The cost of instruction tuning a language model, compared with a bare loop of transformers and peft.
 
     python bench/instructions.py [--steps 20] [--rounds 6] [--clients 100] [--width 256] [--layers 4]
 
-A Llama with random weights, LoRA of rank 8 on all linear layers, AdamW, gradients clipped, rows of some 300 tokens, a third of
-which is learned, padded to the batch. All is on the CPU, with one thread.
+A Llama with random weights, LoRA of rank 8 on all linear layers, AdamW, gradients clipped, rows of about 300 tokens, a third of
+which are trained on, padded to the batch. Everything is on the CPU, with one thread.
 
 - Tokens per second of a client's turn, and of the loop on the same batches, whose logits are of all tokens, as that library
   computes them: medians over rounds that alternate.
-- Peak memory of the loop, in a process of its own, and of so many clients, all of whom take part. The clients have one frozen
-  network, and an adapter with its moments each: what they take more than the loop is compared with these.
-- How long it takes to load the data for the first time, and again, as for a second worker; and how much shared memory each of two
-  workers has touched, and how much of that is a copy of its own, with a network of some 140 MiB and with a tiny one.
+- Peak memory of training: of the loop, in a process of its own, and of that many clients, all of which take part. The clients share
+  one frozen network, and each has an adapter with its optimizer state: their memory in excess of the loop is compared with the size
+  of these.
+- The time to load the data for the first time, and again, as for a second worker; and for each of two workers, the shared memory
+  that it uses and how much of that is a copy of its own, with a network of about 140 MiB and with a tiny one.
 """
 
 import argparse

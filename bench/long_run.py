@@ -1,17 +1,16 @@
-"""Whether a round costs the same however long the run is and however many clients do nothing.
+"""Whether the cost of a round is independent of the length of the run and of the number of inactive clients.
 
     python bench/long_run.py                     # 1,000 rounds; 10 to 10,000 clients: some minutes
 
-FedPer (the head stays with the client) on a network of two small layers, ten clients a round, on the CPU, with all that is written
-by default: tables, TensorBoard events, a checkpoint after each round. Each run is in a process of its own. Printed are medians of
-the seconds of a round, of the processor's seconds, which other work on the machine does not lengthen, and of the bytes written
-(``/proc/self/io``; 0 where there is none), and the peak memory at the end:
+FedPer (the head stays with the client) on a network of two small layers, ten clients a round, on the CPU, with all files that are
+written by default: tables, TensorBoard events, a checkpoint after each round. Each run is in a process of its own. The program
+prints medians of the seconds of a round, of its CPU seconds, which do not depend on other work of the machine, and of the bytes
+written (``/proc/self/io``; 0 where there is none), and the peak memory at the end:
 
 - one run of 1,000 rounds with 100 clients, at rounds 10, 100 and 1,000;
 - runs of 60 rounds with 10, 100, 1,000 and 10,000 clients, of which ten take part.
 
-All clients are measured in every fiftieth round; medians are of the rounds that measure nobody, what a measurement takes stands
-beside them.
+All clients are measured in every fiftieth round; medians are of the rounds without measurements, whose cost is printed separately.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""What a step of each LoRA method costs, relative to one of HOMLoRA.
+"""The cost of a step of each LoRA method, relative to HOMLoRA.
 
 FLOPs are counted on the meta device, for a transformer of RoBERTa-base's shape (12 layers of width 768), so that no weights are
-needed; per round they have the same ratio, for all methods do as many steps. Seconds are measured on the same shape with fewer
-layers, one step of each method in turn, and the median of the ratios is printed. PF2LoRA's paper charges 4.65 times HOMLoRA for
-its method and 3.51 times for Per-FedAvg (Table 18).
+needed; the ratio per round is the same, since all methods make the same number of steps. Seconds are measured on the same shape
+with fewer layers, one step of each method in turn, and the median of the ratios is printed. PF2LoRA's paper charges 4.65 times
+HOMLoRA for its method and 3.51 times for Per-FedAvg (Table 18).
 
     python bench/lora_cost.py [--length 128] [--batch 16] [--layers 2] [--steps 5]
 """

@@ -1,9 +1,9 @@
 """What the server's step costs in the LoRA family: seconds on one core, and memory beside the updates.
 
 Updates are random, of the shapes of a model with 7 billion parameters: query and value of 32 layers, 4096 x 4096, rank 16, 20
-participants. Each way of merging runs in a process of its own. Seconds are CPU time, the least of the repetitions: others may be
-using the machine. Memory is the largest resident set less what it was before the step. The dense ways form the matrices that the
-package never forms; they are timed on one matrix, and multiplied.
+participants. Each aggregation runs in a process of its own. Seconds are CPU time, the minimum of the repetitions, since other
+programs may use the machine. Memory is the peak resident set minus the resident set before the step. The dense variants form the
+full matrices, which the package never does; they are timed on one matrix, and multiplied.
 
     python bench/lora_family.py [--repetitions 3] [--dense] [--layers 32] [--width 4096] [--rank 16] [--participants 20]
 """

@@ -2,19 +2,20 @@
 
     python bench/memory.py
 
-Each run is in a process of its own, two rounds.
+Each run has two rounds, in a process of its own.
 
 FedAvg and pFedLoRA (h = 20) on CNN-5, with 10, 100 and 1,000 clients. FedAvg's clients have no private state: its peak should not
 depend on their number. A pFedLoRA client keeps a network of 2.56 MiB: their sum grows with the clients, but the store holds at most
-its limit in memory and the rest on disk. FedAMP's server keeps such a network for each client besides, in a store of the same
+its limit in memory and the rest on disk. FedAMP's server also keeps such a network for each client, in a store of the same
 limit, and mixes all of them a block at a time.
 
-FedDF, with 10 and 200 clients that all teach: their networks wait in a store of the same limit, one at a time speaks about the
-public data, and what all say is one table. Their networks' sum grows with their number, the peak by hardly more than the limit.
+FedDF, with 10 and 200 clients that are all teachers: their networks are in a store of the same limit, they predict the public
+data one at a time, and all predictions are one table. The sum of their networks grows with their number, the peak by little more
+than the limit.
 
-PF2LoRA (r = 8 beside private adapters of rank 16) on one transformer, with 2 and 200 clients and a limit that is never reached. The
-network is in memory once; a client adds its private adapter and its optimizer's state, and what it takes to hold them: 1.3 times
-their bytes at most, or this program fails.
+PF2LoRA (r = 8 and private adapters of rank 16) on one transformer, with 2 and 200 clients and a limit that is never reached. The
+network is in memory once. Each client adds its private adapter and its optimizer state, with overhead: if this is more than 1.3
+times their bytes, the program fails.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""What a turn costs over the bare loops of what it computes, method by method.
+"""The overhead of a turn over bare loops with the same computation, method by method.
 
     python bench/method_turns.py                    # all of them
     python bench/method_turns.py --methods FML FedKD
 
-A turn is one client's: its state and the broadcast loaded, its epochs trained, its update and its private state taken. Between
-turns the server merges the update as if another client had sent it. The bare loop trains the same networks on batches of the same
-sizes, from the same kind of images, with the same optimizers, and computes what a client of the method has to compute besides, as
-one would write it by hand; and nothing else. Turn and loop alternate in one process; the ratio of each pair is what counts.
+A turn of one client loads its state and the broadcast, trains its epochs, and collects its update and its private state. Between
+turns the server aggregates the update as if another client had sent it. The bare loop trains the same networks on batches of the
+same sizes, from the same kind of images, with the same optimizers, and does the method's further computations as one would write
+them by hand; nothing else. Turn and loop alternate in one process; the result is the ratio of each pair.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""How often the intervals of a report hold, for a partition and a training seed that were not played, and how often others would.
+"""How often a report's intervals contain the truth for a new partition and training seed, compared with other intervals.
 
     python bench/new_partition.py                            # 20,000 sweeps of 5 partitions × 3 training seeds
     python bench/new_partition.py --partitions 5 --seeds 2
 
 Differences between two methods are drawn around 0, with standard deviations of the partition, of the training seed and of their
-interaction. Printed is in how many of 100 sweeps the 95 % interval holds 0.
+interaction. The program prints in how many of 100 sweeps the 95 % interval contains 0.
 """
 
 import argparse

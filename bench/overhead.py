@@ -1,4 +1,4 @@
-"""How much a federation costs over a bare PyTorch loop that trains on the same batches.
+"""The overhead of a federation over a bare PyTorch loop that trains on the same batches.
 
     python bench/overhead.py                     # both cases
     python bench/overhead.py --cases cnn --rounds 30
@@ -6,12 +6,12 @@
 Two cases of FedAvg with ten clients on the CPU, one local epoch:
 
 - ``cnn``: CNN-1, 400 training images of 32x32 pixels per client, batches of 64: steps of 25 ms, where a turn's fixed cost shows;
-- ``small``: a perceptron 784-512-256-256-128-10, 600 images per client, batches of 10: 60 steps of a millisecond, as many published
-  settings have, where the cost of a step shows.
+- ``small``: a perceptron 784-512-256-256-128-10, 600 images per client, batches of 10: 60 steps of a millisecond, as in many
+  published settings, where the cost of a step shows.
 
 The bare loop gathers batches of the same sizes by tensor indexing, scales them, steps plain SGD and averages the weights. Neither
-side measures accuracy or writes checkpoints. After each federated round the bare loop plays one too, in the same process, so that a
-drift of the machine's speed cancels: the ratio of each pair is what counts.
+side measures accuracy or writes checkpoints. After each federated round the bare loop also runs one, in the same process, so that a
+drift of the machine's speed cancels; the result is the ratio of each pair.
 """
 
 import argparse

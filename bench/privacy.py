@@ -1,11 +1,11 @@
-"""What privacy of clients costs: clipping and noise beside a round's turns, and ε.
+"""The cost of privacy of clients: clipping and noise, relative to a round's turns, and ε.
 
     python bench/privacy.py [--cohort 50] [--turns 3] [--repeats 5]
 
 A turn of CNN-1 (2.6 million values) on 400 images of 32x32 pixels, batches of 64, one epoch, is timed without a federation; then a
-server merges that many updates of its size, with privacy and without, in turn, and the difference of the medians is what
-clipping and noise take. The noise is drawn from the seed and from a key. At most 5 % of a round of 50 turns is accepted.
-Seconds are the processor's.
+server aggregates that many updates of its size, alternately with and without privacy. The difference of the medians is the cost
+of clipping and noise. The noise is drawn from the seed and from a key. At most 5 % of a round of 50 turns is accepted.
+Seconds are CPU time.
 """
 
 import argparse

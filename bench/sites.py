@@ -1,16 +1,16 @@
-"""What a round costs when the clients are sites: over the real Flower on this machine, and the same rounds without it.
+"""The cost of a round when the clients are sites: over the real Flower on this machine, and the same rounds without it.
 
     pip install -e ".[flower]" && python bench/sites.py
     python bench/sites.py --cases small --rounds 12
 
-A coordinator (``lightning-fed serve``) and three sites (``lightning-fed join``), each a process with one thread and a SuperNode of
-its own, with certificates and keys; in process with one thread; and on two worker processes. In each repetition each of them plays
-the same rounds, one after the other, on scikit-learn's digits: what counts are the ratios of a repetition, of which the median is
-printed. A round is the sum of what the run's ``metrics.csv`` has in ``seconds/…``; the first, which starts processes and counts
-FLOPs, and the last, in which everybody is measured, are left out.
+A coordinator (``lightning-fed serve``) and three sites (``lightning-fed join``), each a process with one thread and a SuperNode
+of its own, with certificates and keys; in process with one thread; and on two worker processes. In each repetition each of them
+runs the same rounds, one after the other, on scikit-learn's digits. The result is the median of the ratios within a repetition. A
+round's time is the sum of the columns ``seconds/…`` of the run's ``metrics.csv``; the first round, which starts processes and
+counts FLOPs, and the last, in which all clients are measured, are left out.
 
-Cases: ``small``, a perceptron whose turn takes next to no time, so that what is left is the way; ``large``, CNN-1, of which 10.5 MB
-go each way for each client. Sites, their SuperNodes and the coordinator share this machine's cores, as they would not elsewhere.
+Cases: ``small``, a perceptron whose turn takes almost no time, which shows the time of the transport; ``large``, CNN-1, which sends
+10.5 MB each way for each client. Sites, their SuperNodes and the coordinator share this machine's cores, unlike in a real study.
 Needs ssh-keygen and openssl.
 """
 

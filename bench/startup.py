@@ -1,10 +1,10 @@
-"""What importing the package costs over importing what it is built on.
+"""The time to import the package, compared with importing torch and lightning.
 
     python bench/startup.py
 
 ``import torch, lightning`` and ``import lightning_fed.federation.federation, lightning_fed.methods`` (all that a run from Python
-needs), each in a process of its own, in turns. What counts is the ratio of their medians. Then the imports of the package that take
-longest by themselves, as Python counts them (``-X importtime``).
+needs), alternately, each in a process of its own. The result is the ratio of their medians. Then follow the imports of the
+package that take longest by themselves, as measured by Python (``-X importtime``).
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""What a cell of a sweep costs besides its rounds: forked from a process that has imported everything, and in one of its own.
+"""The overhead of a cell of a sweep: forked from a process that has imported everything, and in a process of its own.
 
     python bench/sweep.py                                    # pairs of short sweeps, then all of the quickstart's
     python bench/sweep.py --rounds 2 --pairs 1 --no-whole
 
-A pair is the quickstart's three methods with a few seeds and rounds, played with ``--workers`` runs side by side, once as forks and
-once with ``--isolate``, one after the other. The overhead of a cell is its seconds (``cells.csv``) less what its rounds took (the
+A pair is the quickstart's three methods with a few seeds and rounds, with ``--workers`` runs at a time, once as forks and
+once with ``--isolate``, one after the other. The overhead of a cell is its seconds (``cells.csv``) minus those of its rounds (the
 columns ``seconds/…`` of its ``metrics.csv``); the first cell of each worker is left out, and the median of the others is printed.
-It is meant to be at most 0.5 s. Then the quickstart's sweep as it is, of which all 15 runs are meant to take at most 45 s on two
-cores that do nothing else.
+The goal is at most 0.5 s. Then follows the whole sweep of the quickstart; the goal for all 15 runs is at most 45 s on two idle
+cores.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""From which size on a training step gains from a second torch thread: what the default number of threads of a run is chosen by.
+"""From which size on a training step gains from a second torch thread; the default number of threads of a run follows from this.
 
     python bench/threads.py
 
-Each network trains on batches of random examples, one step with one thread and one with as many as there are cores in turn, so
-that a drift of the machine's speed cancels. A row has the parameters that are trained times the examples of a batch, and the
+Each network trains on batches of random examples, alternately one step with one thread and one with as many as there are cores, so
+that a drift of the machine's speed cancels. A row has the number of trained parameters times the examples of a batch, and the
 median of the paired ratios: above 1, more threads are faster.
 """
 

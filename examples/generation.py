@@ -1,10 +1,10 @@
-"""Data-to-text from nothing: a small GPT-2 is pre-trained, then fine-tuned by clients that each describe restaurants of their own.
+"""Data-to-text without a pretrained model: a small GPT-2 is pre-trained, then fine-tuned by clients with different restaurants.
 
     python examples/generation.py --root data/e2e
 
-No pretrained model is needed, and no network. A tokenizer and a network are made from the E2E texts about the restaurants that its
-test set does not have; the others, of which it has texts, are divided among the clients. HOMLoRA and PF2LoRA fine-tune the same
-network on them. What comes out is far from what a real GPT-2 writes, but every step is the real one: see docs/generation.md.
+It needs no pretrained model and no connection. A tokenizer and a network are trained on the E2E texts about restaurants not in the
+test set; the other restaurants are divided among the clients. HOMLoRA and PF2LoRA fine-tune the same network on them. The texts
+are far from those of a real GPT-2, but every step is the real one: see docs/generation.md.
 """
 
 import argparse

@@ -4,8 +4,8 @@
     tensorboard --logdir runs/rank_recovery
 
 Two clients regress on matrices of rank 3 and 4, Y = X W_k* + noise. The methods are the library's, on a network that is one linear
-layer of zeros: an adapter is then the whole model, W = AB + C_k D_k. What is new here is the loss, where the factors start and what
-is measured. docs/methods/rank_recovery.md says what comes out, and why.
+layer of zeros: an adapter is then the whole model, W = AB + C_k D_k. This script adds the loss, the initial factors and the
+measurements. docs/methods/rank_recovery.md discusses the results.
 """
 
 import argparse

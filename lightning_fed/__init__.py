@@ -19,7 +19,7 @@ __all__ = ["FederatedModule", "Federation", "FederationError", "Phase", "PhasedM
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when first used: ``lightning-fed --help`` must not wait for torch."""
+    """Import public names on first use: ``lightning-fed --help`` must not wait for torch."""
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -24,11 +24,11 @@ EXAMPLES = """examples:
   lightning-fed fit --model.help PFedLoRA                   the options of a method
 """
 NO_MEMORY = ("can't allocate memory", "out of memory")
-"""What torch says where there is none."""
+"""Messages of torch when memory is exhausted."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line. Exit code 2 and one line on standard error for what the user can change."""
+    """Run the command line. Errors that the user can correct are one line on standard error, with exit code 2."""
     is_program, args = args is None, list(sys.argv[1:] if args is None else args)
     if not args or args[0] in ("-h", "--help", "--version"):
         _overview().parse_args(args or ["--help"])  # prints and exits, without waiting for torch
@@ -68,7 +68,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def run_verb(args: Sequence[str]) -> None:
-    """Do what a command line says."""
+    """Run the verb of a command line."""
     own = args[0] in SUBCOMMANDS.keys() - set(OF_FEDERATION)
     if not own and sys.stderr.isatty():  # a moment in which nothing else can be said
         print("Loading PyTorch and Lightning…", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The one exception a user can cause, and what is said of the others."""
+"""The exception for errors that a user can cause, and texts of other exceptions."""
 
 import os
 import sys
@@ -7,27 +7,25 @@ import traceback
 from pathlib import Path
 
 LIBRARIES = ("torch", "torchvision", "torchmetrics", "lightning", "transformers", "huggingface_hub", "peft", "jsonargparse")
-"""Packages in whose code an error does not say where the user's is."""
+"""Packages in which the location of an error does not help the user."""
 
 LONGEST = 200
-"""Characters of somebody else's message, beyond which it is cut: some list all that they know."""
+"""Maximum number of characters of another library's message: some list all known names."""
 
 
 class FederationError(ValueError):
-    """Something the user asked for cannot be done.
+    """An error that the user can correct.
 
     The message says what was got, what was expected and what to do. The command line prints it as one line and exits with code 2.
     """
 
 
 class DamagedError(FederationError):
-    """A file is missing, cut short, or not as it was written; another one may be whole."""
+    """A file is missing, truncated, or changed; another one may be intact."""
 
 
 def print_error(message: str) -> None:
-    """Print an error of the command line in one line; where LIGHTNING_FED_DEBUG is 1, after the traceback of the exception that is
-    being handled.
-    """
+    """Print an error of the command line in one line; if LIGHTNING_FED_DEBUG is 1, after the traceback of the current exception."""
     if os.environ.get("LIGHTNING_FED_DEBUG") == "1" and sys.exception() is not None:
         traceback.print_exc()
     print(f"lightning-fed: error: {message}", file=sys.stderr)
@@ -40,19 +38,19 @@ def require(condition: bool, message: str) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """The message of an error, in one line."""
     return " ".join(str(error).split())
 
 
 def error_text(error: BaseException) -> str:
-    """The same, cut where it is too long, and with its kind where the message alone is no sentence."""
+    """The message of an error in one line, cut if it is too long, with the error's type unless it is a ValueError."""
     said = one_line(error)
     said = said if isinstance(error, ValueError) else f"{type(error).__name__}: {said}"
     return said if len(said) <= LONGEST else f"{said[:LONGEST]}…"
 
 
 def place_of(error: BaseException) -> str:
-    """The line of code outside libraries, and outside this package, in which an error arose; nothing if there is none."""
+    """The line of the user's code (outside libraries and this package) that raised an error; empty if there is none."""
     package, standard = str(Path(__file__).parent), sysconfig.get_path("stdlib")
     frames = [
         frame

@@ -1,11 +1,11 @@
-"""Numbers and questions as people read them."""
+"""Numbers and suggestions in readable form."""
 
 import reprlib
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 THIN = "\u202f"
-"""A narrow space that no line breaks at, between groups of three digits: neither 1,234 nor 1.234, which are 1.234 to somebody."""
+"""A narrow no-break space between groups of three digits: commas and points are ambiguous between languages."""
 
 
 def grouped(number: float, digits: int = 0) -> str:
@@ -14,7 +14,7 @@ def grouped(number: float, digits: int = 0) -> str:
 
 
 def amount(number: float) -> str:
-    """A whole number, exactly up to a billion, so that a table goes on a screen."""
+    """A number without decimals, exact up to a billion, so that a table fits on a screen."""
     return grouped(number) if number < 1e9 else f"{number:.4g}"
 
 
@@ -25,7 +25,7 @@ def ordinal(number: int) -> str:
 
 
 def sized(number: float) -> str:
-    """Bytes with a unit of 1000."""
+    """A size in bytes with a decimal unit (1000)."""
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000:
             return f"{number:.3g} {unit}"
@@ -34,18 +34,18 @@ def sized(number: float) -> str:
 
 
 def nearest(name: str, names: Iterable[str], dashes: str = "") -> str:
-    """A question that names what is spelt most alike; nothing if nothing is."""
+    """A question with the most similar name; empty if none is similar."""
     found = get_close_matches(name, list(names), 1)
     return f" (did you mean {dashes}{found[0]}?)" if found else ""
 
 
 def shown(value: object) -> str:
-    """A value in an error's sentence: as Python writes it, in at most 80 characters and one line."""
+    """A value in an error message: its repr in at most 80 characters and one line."""
     text = " ".join(reprlib.repr(value).split())
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 def escaped(text: str, longest: int = 1000) -> str:
-    """Somebody else's words as they can be printed: in one line, cut, and without anything that a terminal would obey."""
+    """Foreign text in a printable form: one line, cut, without control characters."""
     words = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text[: longest + 1])
     return words if len(words) <= longest else f"{words[:longest]}…"

@@ -1,4 +1,4 @@
-"""Lines about a run: they go through the logger ``lightning_fed``, and by default to the terminal."""
+"""Messages about a run: they go through the logger ``lightning_fed``, by default to the terminal."""
 
 import logging
 import sys
@@ -6,21 +6,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 LOGGER = logging.getLogger("lightning_fed")
-"""The package's. Its modules log to its children, as ``lightning_fed.storage.disk``."""
+"""The package's logger. Its modules log to children of it, such as ``lightning_fed.storage.disk``."""
 
 
 class Terminal(logging.Handler):
     """Prints messages without a prefix: errors to standard error, all others to standard output."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one."""
+        """Print a message."""
         print(self.format(record), file=sys.stderr if record.levelno >= logging.ERROR else sys.stdout, flush=True)
 
 
 @contextmanager
 def lines_shown() -> Iterator[None]:
-    """Within the block, what the package logs is printed, from INFO on if the logger has no level of its own. A user's handlers get
-    it too; the root logger's, which would print it once more, do not. A block within a block changes nothing.
+    """A context in which the package's messages are printed, from INFO on unless the logger has its own level. A user's handlers
+    get them, too; the root logger's, which would print them again, do not. Nested contexts change nothing.
     """
     if any(isinstance(handler, Terminal) for handler in LOGGER.handlers):
         yield
@@ -39,7 +39,7 @@ def lines_shown() -> Iterator[None]:
 
 @contextmanager
 def each_line_once() -> Iterator[None]:
-    """Within the block, a line that was printed is not printed again."""
+    """A context in which each line is printed only once."""
     said = set[str]()
 
     def is_new(record: logging.LogRecord) -> bool:

@@ -1,6 +1,4 @@
-"""Options of classes: which there are, and types of numbers. jsonargparse's own whole numbers have no end; those of tensors' sizes
-have one.
-"""
+"""Options of classes: their names, and types of numbers. jsonargparse's integers have no bounds; those for tensor sizes do."""
 
 import inspect
 import math
@@ -12,7 +10,7 @@ from jsonargparse.typing import NonNegativeInt as AnySeed
 from lightning_fed.errors import require
 
 LARGEST = 2**32 - 1
-"""The largest whole number that an option takes: larger ones overflow in libraries. Seeds have an end of their own."""
+"""The largest integer that an option takes: larger ones overflow in libraries. Seeds have their own bound."""
 
 __all__ = [
     "LARGEST",
@@ -39,22 +37,22 @@ else:
 
 
 def require_from(least: int, **numbers: int | None) -> None:
-    """Refuse numbers below the least one, as these types do, where no command line has looked at them.
+    """Refuse numbers below a minimum, as the types of the command line do, for values that are passed in Python.
 
     Args:
         least: 0 or 1.
-        **numbers: options by name; None is none.
+        **numbers: options by name; None is allowed.
     """
     for name, number in numbers.items():
         require(number is None or number >= least, f"Got {name}={number}: give a whole number from {least}.")
 
 
 def require_positive(or_zero: bool = False, **numbers: float | None) -> None:
-    """The same of numbers that need not be whole, which NaN and infinity are not.
+    """Refuse numbers that are not positive, for numbers that need not be integers. NaN and infinity are refused.
 
     Args:
-        or_zero: whether 0 is one of them.
-        **numbers: options by name; None is none.
+        or_zero: whether 0 is allowed.
+        **numbers: options by name; None is allowed.
     """
     for name, number in numbers.items():
         fits = number is None or (math.isfinite(number) and (number > 0 or (or_zero and number == 0)))
@@ -62,8 +60,8 @@ def require_positive(or_zero: bool = False, **numbers: float | None) -> None:
 
 
 def parameters_of(thing: Any) -> dict[str, tuple[inspect.Parameter, Any]]:
-    """What a class or a function takes by name, and the function that says so. A class that passes on what it does not know takes
-    what its base takes.
+    """Named parameters of a class or function, each with the function that declares it. A class that passes on ``**kwargs`` also
+    has the parameters of its base class.
     """
     makers = [vars(kind)["__init__"] for kind in thing.__mro__ if "__init__" in vars(kind)] if isinstance(thing, type) else [thing]
     found: dict[str, tuple[inspect.Parameter, Any]] = {}

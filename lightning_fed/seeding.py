@@ -1,4 +1,4 @@
-"""Random streams that belong to (seed, round, client), never to a process or an order of events."""
+"""Random streams that depend on (seed, round, client), never on a process or an order of events."""
 
 import random
 from collections.abc import Iterator
@@ -11,17 +11,17 @@ import torch
 
 COHORT, INITIAL, TURN, SERVER_ROUND, FINE_TUNE, BRANCH, PUBLIC, PUBLIC_TRAINING, COMPRESSION, ORDER = range(10)
 UNSEEN, DROPOUT, ATTACK, NOISE = range(10, 14)
-"""What a stream is for, so that streams of different use never coincide."""
+"""Purposes of streams, so that streams for different purposes never coincide."""
 
 
 def derive_seed(*keys: int) -> int:
-    """A 32-bit seed that is a pure function of integer keys, well mixed."""
+    """A well-mixed 32-bit seed that is a pure function of integer keys."""
     return int(np.random.SeedSequence([key if key >= 0 else key % 2**32 for key in keys]).generate_state(1)[0])
 
 
 def seed_all(*keys: int) -> int:
-    """Start the stream of ``keys`` in Python, NumPy and torch alike, so that a user's transform is as reproducible as the library's
-    own code; returns the derived seed.
+    """Seed Python, NumPy and torch with the stream of ``keys``, so that a user's transform is as reproducible as the library's
+    code; returns the derived seed.
     """
     seed = derive_seed(*keys)
     random.seed(seed)
@@ -31,8 +31,8 @@ def seed_all(*keys: int) -> int:
 
 
 def seed_torch(seed: int) -> None:
-    """``torch.manual_seed``, which without an accelerator takes milliseconds: for each kind that there might be it writes down the
-    whole call stack.
+    """``torch.manual_seed``, avoiding its cost without an accelerator: it takes milliseconds, because it records the call stack for
+    each kind of accelerator.
     """
     if _has_accelerator():
         torch.manual_seed(seed)
@@ -42,12 +42,12 @@ def seed_torch(seed: int) -> None:
 
 @cache
 def _has_accelerator() -> bool:
-    return torch.accelerator.is_available()  # which opens the driver's library each time
+    return torch.accelerator.is_available()  # opens the driver's library each time
 
 
 @contextmanager
 def seeded(*keys: int) -> Iterator[None]:
-    """Run a block on the stream of ``keys`` and leave the caller's random state as it was."""
+    """Run a block on the stream of ``keys`` and restore the random state."""
     with isolated():
         seed_all(*keys)
         yield
@@ -55,7 +55,7 @@ def seeded(*keys: int) -> Iterator[None]:
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Leave the random state as it was, also where the block fails, which Lightning's ``isolate_rng`` does not."""
+    """Restore the random state after a block, also on an error, which Lightning's ``isolate_rng`` does not."""
     before = random_state()
     try:
         yield
@@ -65,8 +65,8 @@ def isolated() -> Iterator[None]:
 
 @contextmanager
 def branched(step: int, device: torch.device) -> Iterator[None]:
-    """Run a block on a random stream beside torch's own, which it leaves where it was: a network that runs in it does not shift
-    what others draw. The stream is a function of the seed that torch's began with and of the step, so nothing has to be kept.
+    """Run a block on a separate random stream and leave torch's own unchanged: a network that runs in it does not shift other
+    draws. The stream is a function of torch's initial seed and of the step, so that no state has to be stored.
     """
     generators = [torch.default_generator]
     if device.type == "cuda":
@@ -94,7 +94,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Go on from a :func:`random_state`."""
+    """Restore a :func:`random_state`."""
     name, keys, *rest = state["numpy"]
     random.setstate(state["python"])
     np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), *rest))

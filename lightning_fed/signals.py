@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run, SIGUSR1 at its next checkpoint; what a run holds is let go on the way out."""
+"""Signals: Ctrl-C and SIGTERM end a run, SIGUSR1 ends it at its next checkpoint; resources are released."""
 
 import os
 import signal
@@ -9,15 +9,15 @@ from types import FrameType
 
 
 class Terminated(SystemExit):
-    """The process was asked to end (SIGTERM). Uncaught, it ends with exit code 143, as shells expect."""
+    """The process was asked to end (SIGTERM). Uncaught, it exits with code 143, as shells expect."""
 
     def __init__(self) -> None:
         super().__init__(128 + signal.SIGTERM)
 
 
 class Preempted(SystemExit):
-    """The process was asked to make room (SIGUSR1), and has stopped at a checkpoint. Uncaught, it ends with exit code 75, which
-    ``sysexits.h`` calls ``EX_TEMPFAIL``: whoever is asked again goes on.
+    """The process was asked to stop (SIGUSR1) and has stopped at a checkpoint. Uncaught, it exits with code 75, ``EX_TEMPFAIL`` in
+    ``sysexits.h``: it can be started again to continue.
     """
 
     def __init__(self) -> None:
@@ -25,14 +25,12 @@ class Preempted(SystemExit):
 
 
 class _Stop(BaseException):
-    """What travels up instead of a KeyboardInterrupt, which a Trainer would take for itself: it would end the process with code 1
-    and without a word.
-    """
+    """Raised instead of a KeyboardInterrupt, which a Trainer would handle itself: it would silently end the process with code 1."""
 
 
 @contextmanager
 def first_signal(handle: Callable[[int], None]) -> Iterator[None]:
-    """Within the block, the first SIGINT or SIGTERM is handled so; a second one does what it did before the block."""
+    """A context in which the first SIGINT or SIGTERM is handled by ``handle``; a second one has its usual effect."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def restore() -> None:
@@ -53,8 +51,8 @@ def first_signal(handle: Callable[[int], None]) -> Iterator[None]:
 
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """Within the block, SIGINT raises :class:`KeyboardInterrupt` and SIGTERM :class:`Terminated`, past every client's Trainer,
-    which would swallow them. A second signal does what it did before the block. In other threads than the main one nothing changes.
+    """A context in which SIGINT raises :class:`KeyboardInterrupt` and SIGTERM :class:`Terminated`, past the clients' Trainers,
+    which would swallow them. A second signal has its usual effect. In threads other than the main thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -74,8 +72,8 @@ def stopped_by_signals() -> Iterator[None]:
 
 @contextmanager
 def preemption() -> Iterator[Callable[[], bool]]:
-    """Within the block, SIGUSR1 is noted; gives whether it has come. Where somebody else handles it, and in other threads than the
-    main one, nothing changes.
+    """A context that yields a function which says whether SIGUSR1 has arrived. Nothing changes if it has another handler, and in
+    threads other than the main thread.
     """
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGUSR1) != signal.SIG_DFL:

@@ -1,4 +1,4 @@
-"""Tensors by name: how many, how large, and whether they are those that were expected."""
+"""Tensors by name: their number and size, and checks against expected ones."""
 
 import numpy as np
 import torch
@@ -12,17 +12,17 @@ State = dict[str, Tensor]
 
 
 def count_floats(state: State) -> int:
-    """Number of values in a payload that are floating-point, or were (int8): the "parameters" of communication costs."""
+    """Number of values of a payload that are floating-point, or were (int8): the "parameters" of communication costs."""
     return sum(t.numel() for t in state.values() if t.is_floating_point() or t.dtype == torch.int8)
 
 
 def count_bytes(state: State) -> int:
-    """Size of a payload in bytes, integer tensors (counters, and masks as :func:`pack_bits` packs them) included."""
+    """Size of a payload in bytes, including integer tensors (counters, and masks packed by :func:`pack_bits`)."""
     return sum(t.numel() * t.element_size() for t in state.values())
 
 
 def pack_bits(mask: Tensor) -> Tensor:
-    """A mask as it travels: a bit per value, eight in a byte, in order; the bits that are left over in the last byte are 0.
+    """Pack a mask into a bit per value, eight in a byte, in order; unused bits of the last byte are 0.
 
     Args:
         mask: booleans of any shape, n of them.
@@ -34,11 +34,11 @@ def pack_bits(mask: Tensor) -> Tensor:
 
 
 def unpack_bits(packed: Tensor, count: int) -> Tensor:
-    """What :func:`pack_bits` packed.
+    """Unpack a mask that :func:`pack_bits` packed.
 
     Args:
-        packed: bytes; more than it takes, if a part of the mask is wanted.
-        count: how many values there are.
+        packed: the bytes; more than necessary to get the first part of a mask.
+        count: number of values.
 
     Returns:
         Booleans ``(count,)``.
@@ -47,36 +47,36 @@ def unpack_bits(packed: Tensor, count: int) -> Tensor:
 
 
 def check_fits(state: State, expected: State, what: str) -> None:
-    """Check names and shapes.
+    """Check names and shapes of tensors.
 
     Args:
-        state: the tensors that came.
-        expected: tensors with the names and shapes they should have.
-        what: what ``state`` is, the subject of the error's sentence.
+        state: the tensors to check.
+        expected: tensors with the expected names and shapes.
+        what: subject of the error message.
 
     Raises:
-        FederationError: naming the tensors that lack, are too many or have another shape.
+        FederationError: names tensors that are missing, unexpected or have another shape.
     """
     if lacking := sorted(expected.keys() - state.keys()):
         raise FederationError(f"{what} lacks {lacking[0]!r}{_and_more(lacking)}.")
     if unexpected := sorted(state.keys() - expected.keys()):
         raise FederationError(f"{what} holds {shown(unexpected[0])}{_and_more(unexpected)}, which does not belong there.")
-    for name, like in expected.items():  # a state that was read from a file comes in no order
+    for name, like in expected.items():  # a state that was read from a file has no particular order
         if state[name].shape != like.shape:
             raise FederationError(f"{what} has {name!r} of shape {tuple(state[name].shape)}, expected {tuple(like.shape)}.")
 
 
 def check_dtypes(state: State, expected: State, what: str, remedy: str) -> None:
-    """Check the dtypes of tensors that :func:`check_fits` has passed.
+    """Check the dtypes of tensors that have passed :func:`check_fits`.
 
     Args:
-        state: the tensors that came.
-        expected: tensors of the same names, with the dtypes they should have.
-        what: what ``state`` is, the subject of the error's sentence.
-        remedy: how that sentence goes on after the expected dtype.
+        state: the tensors to check.
+        expected: tensors with the same names and the expected dtypes.
+        what: subject of the error message.
+        remedy: rest of the message after the expected dtype.
 
     Raises:
-        FederationError: naming the tensor.
+        FederationError: names the tensor.
     """
     for name, like in expected.items():
         if (dtype := state[name].dtype) != like.dtype:
@@ -87,15 +87,15 @@ def check_finite(state: State, what: str, remedy: str = "lower the learning rate
     """Check that there is no NaN and no infinity.
 
     Args:
-        state: the tensors.
-        what: what ``state`` is, the subject of the error's sentence.
-        remedy: how that sentence ends.
+        state: the tensors to check.
+        what: subject of the error message.
+        remedy: end of the error message.
 
     Raises:
-        FederationError: naming the tensor.
+        FederationError: names the tensor.
     """
     for name, tensor in state.items():
-        # The sum of a tensor with a NaN or an infinity is one too; looking at every entry takes ten times as long.
+        # The sum of a tensor with a NaN or an infinity is one, too; checking every entry takes ten times as long.
         if tensor.is_floating_point() and not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
             raise FederationError(f"{what} holds NaN or infinity in {name!r}: its training diverged; {remedy}.")
 
@@ -105,5 +105,5 @@ def _and_more(names: list[str]) -> str:
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """In float32 at least: sums and distances of halves lose digits."""
+    """A tensor in at least float32: sums and distances of half-precision numbers lose digits."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -99,7 +99,7 @@ def test_commands_have_every_option(function: Any) -> None:
 
 
 def test_commands_that_wait_for_no_torch_are_there() -> None:
-    assert "\n`--workers` (`number from 1 on`, default `1`)\n: runs side by side" in section("commands")
+    assert "\n`--workers` (`number from 1 on`, default `1`)\n: number of parallel runs" in section("commands")
     assert "\n`--equal` (`'rounds' | 'bytes' | 'flops'`)\n" in section("commands")
 
 

@@ -20,13 +20,13 @@ PAGES = ROOT / "docs" / "methods"
 TABLE = re.compile(r"(<!-- methods: [^>]* -->\n).*?(<!-- end -->)", re.DOTALL)
 
 KINDS = {
-    "one network": "One network for everybody",
-    "a network each": "A network each, guided by the others",
+    "one network": "One network for all clients",
+    "a network each": "A personal network for each client, guided by the others",
     "a part stays": "A part of the network stays with its client",
     "architectures": "Networks of different architectures",
     "model_size": "Clients with models of different sizes",
-    "fine-tuning": "Transformers, fine-tuned by small parts",
-    "references": "References: what sharing has to beat",
+    "fine-tuning": "Parameter-efficient fine-tuning of transformers",
+    "references": "References without federated training",
 }
 """Sections of the gallery, in its order."""
 

@@ -1,4 +1,4 @@
-"""The parsers of all verbs and classes, for what lists their options."""
+"""The parsers of all verbs and classes, for lists of their options."""
 
 import argparse
 from typing import Any
@@ -11,13 +11,13 @@ from lightning_fed.cli.parser import Parser
 from lightning_fed.cli.refusals import HOMES, known
 
 PLAIN = {module.__name__.rpartition(".")[2]: module.parser for module in (configs, sweep, runs, report, serve, join)}
-"""The verbs whose parsers are argparse's alone."""
+"""Verbs whose parsers are plain argparse ones."""
 
 
 class Parsers(ParseOnly):
-    """The parsers of the other verbs, which parse nothing."""
+    """The parsers of the other verbs; parses nothing."""
 
-    config: Any = {"subcommand": None}  # noqa: RUF012 - nobody changes it
+    config: Any = {"subcommand": None}  # noqa: RUF012 - never modified
 
     def parse_arguments(self, parser: Any, args: Any) -> None: ...
 
@@ -30,7 +30,7 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 
 
 def index() -> OptionIndex:
-    """The options of all verbs and classes, to be kept."""
+    """The index of the options of all verbs and classes."""
     verbs = parsers()
     return OptionIndex(
         texts={name: plain(parser.description or "") for name, parser in verbs.items()},
@@ -40,7 +40,7 @@ def index() -> OptionIndex:
 
 
 def options_of(cls: type) -> list[Option]:
-    """What a constructor takes."""
+    """The options of a constructor."""
     parser = Parser()
     parser.add_class_arguments(cls, None)
     return [option for option in described(parser, known) if option.name != "help"]

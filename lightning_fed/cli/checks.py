@@ -1,4 +1,4 @@
-"""What is wrong with a configuration although each of its options has a type that it may have."""
+"""Checks of a configuration that go beyond the types of its options."""
 
 import inspect
 import pkgutil
@@ -21,7 +21,7 @@ def check_config(config: Namespace) -> None:
     """Refuse blocks that name no class, and nulls where a value is needed.
 
     Raises:
-        FederationError: naming the option.
+        FederationError: names the option.
     """
     seed = config.get("seed_everything")
     if seed is not None and not 0 <= seed <= LARGEST_SEED:
@@ -30,7 +30,7 @@ def check_config(config: Namespace) -> None:
         path = str(getattr(config.get(block), "class_path", ""))
         if (name := path.rpartition(".")[2]) in BASES and path.startswith("lightning_fed."):
             raise FederationError(
-                f"{block} is a {name}, which others are made of, or has no class_path: name one of {', '.join(known(block))}."
+                f"{block} is a {name}, which is only a base class, or has no class_path: name one of {', '.join(known(block))}."
             )
     for key, value in config.items(branches=True):
         if isinstance(value, Namespace) and "." not in key:
@@ -44,7 +44,7 @@ def check_config(config: Namespace) -> None:
 
 
 def refuse_settings(value: Namespace, key: str) -> None:
-    """Refuse what an optimizer or a schedule of PyTorch takes no such settings of, before there are networks and data."""
+    """Refuse settings that an optimizer or schedule of PyTorch refuses, before networks and data are built."""
     name = str(value.class_path)
     try:
         kind = pkgutil.resolve_name(name)
@@ -66,7 +66,7 @@ def refuse_settings(value: Namespace, key: str) -> None:
 
 
 def refuse_nulls(value: Any, key: str) -> None:
-    """Refuse null for what a class takes no null for. jsonargparse lets it pass within ``init_args``."""
+    """Refuse null for options whose type excludes it. jsonargparse accepts it within ``init_args``."""
     if isinstance(value, list):
         for place, entry in enumerate(value):
             refuse_nulls(entry, f"{key}[{place}]")
@@ -83,7 +83,7 @@ def refuse_nulls(value: Any, key: str) -> None:
 
 
 def takes_no_null(path: str) -> set[str]:
-    """Names of the options of a class that have a default, and a type that null is not of."""
+    """Names of a class's options that have a default and a type that excludes null."""
     try:
         parameters = parameters_of(pkgutil.resolve_name(path))
     except (ImportError, AttributeError, ValueError, TypeError):
@@ -98,7 +98,7 @@ def takes_no_null(path: str) -> set[str]:
 def _takes_null(maker: Any, parameter: inspect.Parameter) -> bool:
     try:
         hint = typing.get_type_hints(maker).get(parameter.name, Any)
-    except (NameError, TypeError):  # what is only there for type checkers
+    except (NameError, TypeError):  # names that only type checkers import
         return True
     if hint in (Any, object, None, types.NoneType):
         return True

@@ -1,4 +1,4 @@
-"""The verb ``completion``: the line that makes a shell ask for completions, and the answers."""
+"""The verb ``completion``: the line that enables completion in a shell, and the answers to the shell."""
 
 import os
 import shlex
@@ -15,18 +15,18 @@ from lightning_fed.errors import FederationError
 from lightning_fed.experiments.configs import SWEEP, shipped
 from lightning_fed.experiments.sweep.settings import flat, read_yaml
 
-TEXT = "Say which line lets a shell complete verbs, options, methods and configurations."
+TEXT = "Print the line that lets a shell complete verbs, options, methods and configurations."
 
 ASK = 'complete -o default -C "lightning-fed completion" lightning-fed'
-"""Of bash: whenever somebody completes, ask this verb, which costs the shell's start nothing; files, where it answers nothing."""
+"""For bash: call this verb for each completion, which adds nothing to the shell's start; complete files if it has no answer."""
 
 
 def run(args: Sequence[str]) -> None:
-    """Answer a shell, which hands on the line by variables of the environment; else say how it is made to ask."""
+    """Answer a shell, which passes the line in environment variables; otherwise print how to enable completion."""
     line = os.environ.get("COMP_LINE")
     if line is None:
         Options("completion", TEXT).parse_args(args[1:])
-        index()  # so that the first answer is as quick as all others
+        index()  # so that the first answer is as fast as later ones
         zsh = f"autoload -U compinit bashcompinit; compinit; bashcompinit; {ASK}"
         say(["# bash, in ~/.bashrc:", ASK, "# zsh, in ~/.zshrc:", zsh])
         return
@@ -35,22 +35,22 @@ def run(args: Sequence[str]) -> None:
 
 
 def words(typed: str) -> list[str]:
-    """What stands on a line up to the cursor; the last word is the one that is completed. ``--name=value`` is two words."""
+    """The words of a line up to the cursor; the last word is to be completed. ``--name=value`` counts as two words."""
     split = shlex.shlex(typed, posix=True, punctuation_chars="=")
     split.whitespace_split, split.commenters = True, ""
     try:
         found = [word for word in split if word != "="]
-    except ValueError:  # within quotes nothing is completed
+    except ValueError:  # no completion within quotes
         return []
     return found if typed[-1:].strip(" =") else [*found, ""]
 
 
 def answers(typed: Sequence[str], known: OptionIndex) -> list[str]:
-    """How the last word may go on.
+    """The completions of the last word.
 
     Args:
-        typed: the line's words, ``lightning-fed`` first.
-        known: what can be set.
+        typed: words of the line, starting with ``lightning-fed``.
+        known: all options.
     """
     if len(typed) < 2:
         return []
@@ -59,7 +59,7 @@ def answers(typed: Sequence[str], known: OptionIndex) -> list[str]:
 
 
 def _candidates(before: Sequence[str], current: str, known: OptionIndex) -> Iterator[str]:
-    """What may stand in the place of the last word, whatever it begins with."""
+    """All words that may stand in the place of the last word."""
     if not before:
         yield from SUBCOMMANDS
         return
@@ -79,19 +79,19 @@ def _candidates(before: Sequence[str], current: str, known: OptionIndex) -> Iter
 
 
 def _chosen(given: Sequence[str]) -> dict[str, str]:
-    """The values of options: of the configurations that are named, and, over them, of the line."""
+    """The values of options in the configurations that the line names, overridden by those on the line."""
     pairs = [(_plain_name(name), value) for name, value in pairwise(given) if name.startswith("--")]
     chosen: dict[str, str] = {}
     for name, value in pairs:
         if name == "config":
             path = shipped().get(value, Path(value).expanduser())
-            with suppress(FederationError):  # what is wrong with the file is said when it is used
+            with suppress(FederationError):  # errors of the file are reported when it is used
                 chosen |= {key.removesuffix(".class_path"): str(value) for key, value in flat(read_yaml(path)).items()}
     return chosen | dict(pairs)
 
 
 def _in_file(name: str, of_classes: Sequence[str]) -> str:
-    """An option's name as in a configuration: what belongs to a class is below ``init_args``."""
+    """An option's name as in a configuration: options of a class are below ``init_args``."""
     for outer in sorted(of_classes, key=len, reverse=True):
         if name.startswith(f"{outer}.") and not name.endswith(".help"):
             name = f"{outer}.init_args.{name.removeprefix(f'{outer}.')}"

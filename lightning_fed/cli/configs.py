@@ -1,4 +1,4 @@
-"""The verb ``configs``: what comes with the package to be run, changed and copied."""
+"""The verb ``configs``: configurations that come with the package, to run, change and copy."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,14 +13,14 @@ TEXT = "List the configurations that come with the package, or print one: lightn
 
 
 def parser() -> Options:
-    """Of the verb's command line."""
+    """The verb's command line."""
     parser = Options("configs", TEXT)
     parser.add_argument("name", nargs="?", help="the one to print, or a folder of them to list (default: list all)")
     return parser
 
 
 def run(args: Sequence[str]) -> None:
-    """Do what the command line says."""
+    """Run the verb."""
     name = parser().parse_args(args[1:]).name
     files = shipped()
     within = {known: path for known, path in files.items() if name is None or known.startswith(f"{name.rstrip('/')}/")}
@@ -31,7 +31,7 @@ def run(args: Sequence[str]) -> None:
 
 
 def listed(files: Mapping[str, Path]) -> Iterator[str]:
-    """A line each, cut to the width of a terminal."""
+    """A line per configuration, cut to the width of a terminal."""
     console, width = Console(), max(map(len, files))
     for name, path in files.items():
         line = f"{name:<{width}}  {about(path)}"

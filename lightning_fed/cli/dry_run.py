@@ -1,4 +1,4 @@
-"""Configurations parsed and their objects built, without a run."""
+"""Parsing configurations and building their objects, without a run."""
 
 import contextlib
 import io
@@ -14,11 +14,11 @@ from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.settings import Settings, flat
 
 REPORTS = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel", "transformers.integrations.tensor_parallel")
-"""Who reports on a network that was loaded. The last two, in whichever version, only do when the first is told to be quiet."""
+"""Loggers of reports about a loaded network. The last two are only silent if the first one is, in some versions."""
 
 
 class ParseOnly(FederationCLI):
-    """The command line of ``fit``, which stops when it has parsed its arguments."""
+    """The command line of ``fit``, which stops after parsing its arguments."""
 
     def instantiate_classes(self) -> None: ...
 
@@ -28,20 +28,20 @@ class ParseOnly(FederationCLI):
 
 
 def read(name: str, args: Sequence[str]) -> Settings:
-    """The configuration that a command line gives. Raises :class:`FederationError` with the name of whose it is."""
+    """The configuration of a command line. Raises :class:`FederationError` with its name."""
     with errors_of(name):
         return flat(ParseOnly(args).dumped())
 
 
 def check_start(name: str, args: Sequence[str]) -> Settings:
-    """The same, and all that it describes is built. Raises :class:`FederationError` with the name of whose it is."""
+    """The configuration of a command line, after building its objects. Raises :class:`FederationError` with its name."""
     with errors_of(name):
         return flat(FederationCLI(args, lambda cli: cli.federation.dry_run(cli.model, cli.datamodule)).dumped())
 
 
 @contextlib.contextmanager
 def errors_of(name: str) -> Iterator[None]:
-    """Say of whatever is wrong whose it is, and nothing else: what pretrained files lack, say, the run itself says."""
+    """A context that adds a name to errors and suppresses other messages: the run itself prints them."""
     said = io.StringIO()
     try:
         with quieter(logging.ERROR, *REPORTS), contextlib.redirect_stderr(said):
@@ -50,7 +50,7 @@ def errors_of(name: str) -> Iterator[None]:
         raise FederationError(f"{name}: {error}") from error
     except ArgumentError as error:
         raise FederationError(f"{name}: {shorten(str(error))}") from error
-    except SystemExit as error:  # the parser has printed one line, perhaps below a traceback
+    except SystemExit as error:  # the parser has printed one line, possibly after a traceback
         line = said.getvalue().strip().rpartition("\n")[2]
         raise FederationError(f"{name}: {line.removeprefix('lightning-fed: error: ')}") from error
     except Exception as error:

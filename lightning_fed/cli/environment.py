@@ -1,4 +1,4 @@
-"""Options that come from environment variables, such as ``LIGHTNING_FED_FIT__FEDERATION__ROUNDS``: said, and known."""
+"""Options in environment variables, such as ``LIGHTNING_FED_FIT__FEDERATION__ROUNDS``: they are printed and checked."""
 
 import os
 import sys
@@ -10,10 +10,10 @@ PREFIX = "LIGHTNING_FED"
 
 
 def check_variables(verb: str, parser: Any) -> None:
-    """Say on standard error which options come from the environment: nobody should be surprised by what they forgot.
+    """Print on standard error which options come from the environment, so that a forgotten variable is noticed.
 
     Raises:
-        FederationError: for one that no option has.
+        FederationError: for a variable that belongs to no option.
     """
     options = {action.dest.replace(".", "__").upper(): action.dest for action in parser._actions if action.option_strings}
     start = f"{PREFIX}_{verb.upper()}__"
@@ -25,4 +25,4 @@ def check_variables(verb: str, parser: Any) -> None:
                 f"{variable} is set, but {verb} has no such option: unset it"
                 + (f", or give {start}{block} a YAML file." if block in ("MODEL", "DATA") else ".")
             )
-        print(f"lightning-fed: {options[name]} is {value} where nothing else says so ({variable}).", file=sys.stderr)
+        print(f"lightning-fed: {options[name]} is {value} unless set otherwise ({variable}).", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Config to objects: one LightningCLI subclass."""
+"""A LightningCLI that builds the objects of a federation from a configuration."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ from lightning_fed.federation.federation import Federation
 
 
 class ClientTrainer(L.Trainer):
-    """Where LightningCLI looks up options: those of a Trainer, and of the verbs of a federation."""
+    """Where LightningCLI finds options: those of a Trainer, and the verbs of a federation."""
 
 
 for verb in OF_FEDERATION:
@@ -38,10 +38,10 @@ for verb in OF_FEDERATION:
 
 
 class ConfigFile(ActionConfigFile):
-    """A configuration: a file, one that comes with the package, by name, or YAML itself."""
+    """A configuration: a file, the name of one that comes with the package, or YAML."""
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        """Take it in."""
+        """Read the configuration."""
         is_yaml = any(sign in values for sign in "{:\n")
         super().__call__(parser, cfg, values if is_yaml else str(found(values)), option_string)
 
@@ -51,18 +51,18 @@ class FederationCLI(LightningCLI):
 
     Args:
         args: the verb and its options.
-        do: what is done with the objects, given this; None: what the verb says.
+        do: called with this object once the objects are built. None: run the verb.
     """
 
     config_dump: dict[str, Any]
-    """What modules are told they are made with. Lightning would check all of it once more, which takes longer than to build it."""
+    """The configuration that modules store. Lightning would validate all of it again, which takes longer than building it."""
 
     def __init__(self, args: Sequence[str], do: Callable[["FederationCLI"], None] | None = None) -> None:
         refuse_broken_files(args)
         self.verbs = [verb for verb in OF_FEDERATION if args and args[0] == verb] or list(OF_FEDERATION)
         self._do = do
         with quiet_lightning():
-            # Lightning warns when arguments are passed while sys.argv has some too; main() passes on exactly those.
+            # Lightning warns about arguments that are passed while sys.argv has some; main() passes exactly those.
             warnings.filterwarnings("ignore", "LightningCLI's args parameter")
             super().__init__(
                 FederatedModule,
@@ -98,14 +98,14 @@ class FederationCLI(LightningCLI):
             self._do(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What jsonargparse makes (an optimizer to be built, say) refers to the command line that it came from, and so to all its
-        objects. Where it travels to, there is no command line.
+        """Objects of jsonargparse (an optimizer to be built, for example) refer to the command line that made them, and so to all
+        its objects. A copy that is sent to another process has no command line.
         """
         return type(None), ()
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """The verb that is asked for, or all, and which of their arguments are no options. Each has a parser with all the options
-        of Trainer and federation, which takes a while to build.
+        """The requested verb, or all verbs, with their arguments that are not options. Each has a parser with all options of
+        Trainer and federation, which takes time to build.
         """
         return {verb: {"model", "datamodule"} for verb in self.verbs}
 
@@ -113,12 +113,12 @@ class FederationCLI(LightningCLI):
         """The parser of a verb, or of all."""
         parser = Parser(**kwargs)
         parser.refused |= {f"trainer.{name}" for name in (*REFUSED, *QUIET)}
-        text = "A configuration: a YAML file, or a name that lightning-fed configs lists. Later ones go over earlier ones."
+        text = "A configuration: a YAML file, or a name that lightning-fed configs lists. Later ones take precedence."
         parser.add_argument("-c", "--config", action=ConfigFile, help=text)
         return parser
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """The blocks, in the order in which one thinks of them: it is that of ``config.yaml``, too."""
+        """Add the blocks in the order of the documentation, which is also that of ``config.yaml``."""
         parser.add_lightning_class_args(FederatedDataModule, "data", subclass_mode=True)
         parser.add_lightning_class_args(FederatedModule, "model", subclass_mode=True)
         parser.add_class_arguments(Federation, "federation", skip={"trainer"})
@@ -126,36 +126,36 @@ class FederationCLI(LightningCLI):
         parser.set_defaults({f"trainer.{name}": value for name, value in self.trainer_defaults.items()})
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """What one block knows of another."""
+        """Link options of one block to another."""
         parser.link_arguments("seed_everything", "federation.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
         parser.link_arguments("data.num_classes", "model.init_args.num_classes", apply_on="instantiate")
         parser.link_arguments("data.problem", "model.init_args.task", apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse, after a look at the environment."""
+        """Parse the arguments, after a check of the environment."""
         for verb in self.verbs if len(self.verbs) == 1 else ():
             check_variables(verb, self._subcommand_parsers[verb])
         super().parse_arguments(parser, args)
 
     def _parse_ckpt_path(self) -> None:
-        """Checkpoints are the federation's own; Lightning would read hyperparameters from them, over the command line's. What comes
-        next is that seeds are set and objects are built: the configuration is checked before.
+        """Keep Lightning from reading hyperparameters of a checkpoint, which would override the command line. The next steps seed
+        and build objects, so the configuration is checked here.
         """
         check_config(self.config[self.config["subcommand"]])
 
     def dumped(self, **options: bool) -> dict[str, Any]:
-        """The whole configuration of the verb, defaults included, in names and numbers. It was checked when it was parsed.
+        """The whole configuration of the verb, with defaults, as names and numbers. It was validated when it was parsed.
 
         Args:
-            **options: more of jsonargparse's ``dump``.
+            **options: further options of jsonargparse's ``dump``.
         """
         text = self._parser(self.subcommand).dump(self.config[self.subcommand], skip_unset=False, skip_validation=True, **options)
         configuration: dict[str, Any] = yaml.safe_load(text)
         return configuration
 
     def instantiate_classes(self) -> None:
-        """Build the objects. What a constructor refuses comes wrapped in a list of the types that the option could have had."""
+        """Build the objects. jsonargparse wraps a constructor's error in a list of the option's types, which is shortened."""
         self.config_dump = self.dumped(skip_link_targets=False)
         try:
             super().instantiate_classes()
@@ -165,23 +165,23 @@ class FederationCLI(LightningCLI):
             raise FederationError(shorten(str(error))) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Federation:  # type: ignore[override]
-        """The federation takes the Trainer's place and builds a Trainer per turn from the ``trainer`` block."""
+        """Build the federation in the Trainer's place; it builds a Trainer per turn from the ``trainer`` block."""
         settings = settings_of(dict(self._get(self.config_init, "trainer").items()))
         federation: Federation = self._get(self.config_init, "federation")
         federation.new_trainer = partial(build_trainer, settings)
-        federation.callbacks.insert(0, SaveConfig(self))  # others look at it
+        federation.callbacks.insert(0, SaveConfig(self))  # other callbacks read the file
         return federation
 
 
 class SaveConfig(FederationCallback):
-    """Keeps the configuration that gave a run, defaults included, in its folder."""
+    """Saves the run's configuration, with defaults, in its folder."""
 
     def __init__(self, cli: FederationCLI) -> None:
         self._parser, self._config = cli._parser(cli.subcommand), cli.config[cli.subcommand]
 
     def on_fit_start(self, run: RunView) -> None:
-        """Write ``config.yaml``; a continued run replaces it, since it may have more rounds. Where it was continued from is no part
-        of it: whoever plays it again wants all of the run.
+        """Write ``config.yaml``. A continued run replaces it, because it may have more rounds. ``ckpt_path`` is left out, so that
+        the file repeats the whole run.
         """
         if run.folder is not None:
             path = run.folder / "config.yaml"
@@ -191,5 +191,5 @@ class SaveConfig(FederationCallback):
 
 
 def run(args: Sequence[str]) -> None:
-    """Parse the command line and do what it says."""
+    """Run a command line."""
     FederationCLI(args)

@@ -1,7 +1,7 @@
-"""The process that cells of a sweep are forked from: ``python -m lightning_fed.cli.fork_server FILE_DESCRIPTOR``.
+"""The process from which a sweep's runs are forked: ``python -m lightning_fed.cli.fork_server FILE_DESCRIPTOR``.
 
 It imports what runs need, forks, and does nothing else: no tensor, no thread, no GPU, which forks could not share. A fork runs
-``python -m lightning_fed`` to its end, as a process that was started for it would.
+``python -m lightning_fed`` to its end, like a process that was started for it.
 """
 
 import atexit
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from lightning_fed.experiments.sweep.forks import CellRequest
 
 OF_LOGGERS = ("matplotlib.backends.backend_agg", "tensorboard.plugins.hparams.summary_v2", "torch.utils.tensorboard")
-"""What a run that logs imports later."""
+"""Modules that a run with loggers imports later."""
 
 PAUSE = 0.02
-"""Seconds between two looks at whether a fork has ended."""
+"""Seconds between checks whether a fork has ended."""
 
 
 class FastExit:
-    """Ends the process when all that is to be done at its end is done, without taking apart what it has imported: a fork would copy
-    the memory of all of it, to decrease a counter in each object.
+    """Ends the process after all exit handlers, without deallocating objects: a fork would copy all of their memory to decrease
+    reference counts.
 
     Attributes:
         code: exit code of the process.
@@ -36,18 +36,18 @@ class FastExit:
 
     def __init__(self) -> None:
         self.code = 0
-        atexit.register(self)  # what is registered first comes last
+        atexit.register(self)  # handlers that are registered first run last
 
     def __call__(self) -> None:
-        """End."""
+        """End the process."""
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(self.code)
 
 
 def warm_up() -> None:
-    """Import what a run needs, and have the parser read the signatures and docstrings of the options that all runs have, which
-    takes it half a second. What the environment says of them is for the runs.
+    """Import what a run needs, and let the parser read signatures and docstrings of the common options, which takes half a second.
+    Options in environment variables are left to the runs.
     """
     from lightning_fed.cli.dry_run import ParseOnly
     from lightning_fed.cli.environment import PREFIX
@@ -61,13 +61,13 @@ def warm_up() -> None:
 
 
 def keep() -> None:
-    """Take what there is out of garbage collection: a collection in a fork would write to all of its memory, and so copy it."""
+    """Exclude existing objects from garbage collection: a collection in a fork would write to all memory, and so copy it."""
     gc.collect()
     gc.freeze()
 
 
 def serve(connection: "Connection") -> "CellRequest | None":
-    """Carry out requests. Returns in each fork, with what that is to play; in the server itself when the sweep is gone."""
+    """Handle requests. Returns in each fork, with the fork's request; in the server itself when the sweep has ended."""
     from multiprocessing.reduction import recv_handle
 
     from lightning_fed.experiments.sweep.forks import CellRequest, Ended, ImportRequest, SignalRequest
@@ -77,7 +77,7 @@ def serve(connection: "Connection") -> "CellRequest | None":
         try:
             request = connection.recv() if connection.poll(PAUSE) else None
             if isinstance(request, CellRequest):
-                lock = recv_handle(connection)  # which a fork goes on holding
+                lock = recv_handle(connection)  # the fork keeps holding it
                 pid = os.fork()
                 if pid == 0:
                     connection.close()
@@ -89,7 +89,7 @@ def serve(connection: "Connection") -> "CellRequest | None":
                 give(playing[request.number], request.signal)
             elif isinstance(request, ImportRequest):
                 for name in request.modules:
-                    with contextlib.suppress(ImportError):  # whoever needs it says so
+                    with contextlib.suppress(ImportError):  # reported by the code that needs it
                         import_module(name)
                 keep()
             for number, pid in list(playing.items()):
@@ -102,17 +102,17 @@ def serve(connection: "Connection") -> "CellRequest | None":
 
 
 def play(request: "CellRequest", at_exit: FastExit) -> None:
-    """Be the process of a cell."""
+    """Run as the process of a cell."""
     os.setsid()
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a sweep in the background of a shell ignores
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a sweep in the background of a shell ignores SIGINT
     log = os.open(request.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
     os.environ.update(request.variables)
     sys.argv[1:] = request.args
-    at_exit.code = 1  # of what is not caught
+    at_exit.code = 1  # for uncaught errors
     try:
         runpy.run_module("lightning_fed", run_name="__main__", alter_sys=True)
     except SystemExit as end:
@@ -122,11 +122,11 @@ def play(request: "CellRequest", at_exit: FastExit) -> None:
 
 
 def main() -> None:
-    """Serve until the sweep is gone."""
+    """Serve until the sweep has ended."""
     at_exit = FastExit()
     from multiprocessing.connection import Connection
 
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a queue may give it to all processes of a job; it is meant for runs
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a queueing system may send it to all processes; it is meant for runs
     connection = Connection(int(sys.argv[1]))
     warm_up()
     connection.send("ready")

@@ -15,28 +15,28 @@ from lightning_fed.errors import require
 from lightning_fed.options import NonNegativeInt
 from lightning_fed.signals import Terminated, stopped_by_signals
 
-if TYPE_CHECKING:  # which waits for torch
+if TYPE_CHECKING:  # these imports load torch
     from lightning_fed.cli.fit import FederationCLI
     from lightning_fed.core.module import FederatedModule
 
 log = logging.getLogger(__name__)
 
 TEXT = """Take part in a study with data that stay here. Further options are those of fit; the configuration is that of the server,
-but for where the data are and the trainer. docs/deployment.md begins at the beginning."""
+except for the location of the data and the trainer. docs/deployment.md has an introduction."""
 
 
 def parser() -> Options:
-    """Of the verb's own options; further ones are those of ``fit``."""
+    """The verb's own options; further ones are those of ``fit``."""
     parser = Options("join", TEXT)
     own = parser.add_argument
     own("--server", required=True, metavar="HOST:PORT", help="where the server is")
     client = restricted(NonNegativeInt, "number from 0 on")
-    own("--client", type=client, required=True, metavar="N", help="the number that this site has in the study")
-    own("--key", type=Path, required=True, metavar="FILE", help="its private key; the server has the public one")
-    own("--root_certificates", type=Path, required=True, metavar="FILE", help="of who has signed the server's certificate")
+    own("--client", type=client, required=True, metavar="N", help="number of this site in the study")
+    own("--key", type=Path, required=True, metavar="FILE", help="private key of this site; the server has the public one")
+    own("--root_certificates", type=Path, required=True, metavar="FILE", help="certificate that signed the server's certificate")
     own("--folder", type=Path, metavar="DIR", help="for private states and Flower's log (default: site-N)")
-    own("--output", type=Path, metavar="DIR", help="keep the client's model there, as it was last measured, for use elsewhere")
-    own("--threads", type=positive, metavar="N", help="torch threads (default: as many as there are cores)")
+    own("--output", type=Path, metavar="DIR", help="export the client's model there after each evaluation")
+    own("--threads", type=positive, metavar="N", help="number of torch threads (default: number of cores)")
     own(
         "--partitioned", action="store_true", help="the data are those of all clients, dealt as configured: take this client's part"
     )
@@ -46,15 +46,15 @@ def parser() -> Options:
 
 
 def run(args: Sequence[str]) -> None:
-    """Do what the command line says."""
+    """Run the verb."""
     given, rest = parser().parse_known_args(args[1:])
     commands.need_flower()
     for file in (given.key, given.root_certificates):
-        # another user's key may lie where this one cannot look
+        # another user's key may be in a folder that this user cannot read
         require(given.without_supernode or file.is_file(), f"There is no file {file}.")
     require(
         given.socket is not None or not given.without_supernode,
-        "Got without_supernode and no socket: say where Flower's process is to find this one, --socket /run/study/relay.sock.",
+        "Got without_supernode without socket: say where Flower's process finds this one, --socket /run/study/relay.sock.",
     )
 
     from lightning_fed.cli.fit import FederationCLI
@@ -62,12 +62,12 @@ def run(args: Sequence[str]) -> None:
     try:
         FederationCLI(["fit", *rest], lambda cli: join(cli, given))
     except (KeyboardInterrupt, Terminated) as ended:
-        print(f"lightning-fed: the site of client {given.client} has left. To come back: the same command.", file=sys.stderr)
+        print(f"lightning-fed: the site of client {given.client} has left. To rejoin, run the same command.", file=sys.stderr)
         raise SystemExit(130 if isinstance(ended, KeyboardInterrupt) else 143) from None
 
 
 def join(cli: "FederationCLI", given: Namespace) -> None:
-    """Build what ``fit`` would, for one client, and answer a server's messages until the process is ended.
+    """Build the objects of ``fit`` for one client, and answer a server's messages until the process ends.
 
     Args:
         cli: the command line.
@@ -85,7 +85,7 @@ def join(cli: "FederationCLI", given: Namespace) -> None:
     if given.output:
         refuse_others(given.output)
     if not given.partitioned:
-        data.given_num_clients, data.partition = 1, IID()  # all that is here is this client's
+        data.given_num_clients, data.partition = 1, IID()  # all local data belong to this client
     federation.engine = InProcess(given.threads)
     with stopped_by_signals(), federation._surroundings():
         own = OneClient(data, client if given.partitioned else 0, client)
@@ -107,7 +107,7 @@ def _supernode(given: Namespace, path: Path) -> list[str]:
 
 
 def _export(cli: "FederationCLI", given: Namespace, module: "FederatedModule", round: int) -> None:
-    """Replace the exported model, whole files and nothing else. Last comes ``config.json``, without which it is none."""
+    """Replace the exported model file by file; ``config.json`` comes last, because it makes the folder an export."""
     from lightning_fed.storage.export.folder import write
 
     facts = {"method": type(module).__name__, "round": round, "client": given.client, "seed": cli.federation.seed}

@@ -1,4 +1,4 @@
-"""A run that the command line played, in Python: without the command, or a script, that made it."""
+"""Opening a run of the command line in Python, without the code that made it."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """What a run found, and its models. Tables need pandas: ``pip install "lightning-fed[report]"``."""
+    """Results and models of a run. Tables need pandas: ``pip install "lightning-fed[report]"``."""
 
     folder: Path
     federation: Federation
 
     @property
     def run(self) -> Run:
-        """As it was at the checkpoint: ``server``, ``clients``, ``model``, ``data`` and more."""
+        """The run at the checkpoint: ``server``, ``clients``, ``model``, ``data`` and more."""
         return self.federation.run
 
     @cached_property
@@ -39,7 +39,7 @@ class LoadedRun:
 
     @cached_property
     def clients(self) -> "pd.DataFrame":
-        """The columns of ``clients.csv``: what was measured of each client, and when."""
+        """The columns of ``clients.csv``: each client's evaluation metrics, with their rounds."""
         return _table(self.folder / "clients.csv")
 
     @cached_property
@@ -49,18 +49,18 @@ class LoadedRun:
         return settings
 
     def client_module(self, client: int) -> FederatedModule:
-        """A client's model, for use outside the federation: with the server's broadcast loaded, fine-tuned if it is measured so."""
+        """A client's model for use outside the federation, with the server's broadcast loaded, fine-tuned if it is evaluated so."""
         return self.federation.client_module(client)
 
     def server_module(self) -> FederatedModule:
-        """What the server has: what clients share, a part or a whole model; the rest is as it was drawn."""
+        """The server's shared part, which may be a whole model; the rest has its initial weights."""
         return self.federation.server_module()
 
 
 def load_run(path: Path | str) -> LoadedRun:
-    """Open a run that the command line played. Of one that Python played, :meth:`.Federation.load` does it, given its objects.
+    """Open a run of the command line. For a run of a Python script use :meth:`.Federation.load`, with its objects.
 
-    Paths in its configuration are seen from where this is called.
+    Relative paths in its configuration refer to the current folder.
 
     Args:
         path: the folder of a run, for its last round; of a run and ``/best``, for its best one on validation data; or of one
@@ -73,10 +73,10 @@ def load_run(path: Path | str) -> LoadedRun:
     config = folder / "config.yaml"
     if not config.is_file():
         raise FederationError(
-            f"{folder} has no config.yaml: it was played from Python. Make its Federation, module and data as then, and call "
+            f"{folder} has no config.yaml: it was run from Python. Create its Federation, module and data as then, and call "
             "federation.load(module, data, ckpt_path)."
         )
-    with errors_of(str(config)), isolated():  # Lightning's command line sets the seed of everything
+    with errors_of(str(config)), isolated():  # Lightning's command line seeds the global generators
         cli = FederationCLI(["test", "--config", str(config)], lambda cli: None)
     cli.federation.load(cli.model, cli.datamodule, path)
     return LoadedRun(folder, cli.federation)

@@ -1,4 +1,4 @@
-"""Command lines of verbs that need no torch: argparse with one line where something is wrong."""
+"""Command lines of verbs that need no torch: argparse with one-line errors."""
 
 import argparse
 import os
@@ -23,13 +23,13 @@ class Options(argparse.ArgumentParser):
 
 
 def restricted(kind: Callable[[str], T], name: str) -> Callable[[str], T]:
-    """A type of options: what ``kind`` raises no :class:`ValueError` for, and what that is called."""
+    """An option type with a name: all values for which ``kind`` raises no :class:`ValueError`."""
 
     def read(text: str) -> T:
         try:
             return kind(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is no {name}") from None
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {name}") from None
 
     read.__name__ = name
     return read
@@ -40,8 +40,8 @@ whole = restricted(NonNegativeInt, "number from 0 on")
 
 
 def say(lines: Iterable[str]) -> None:
-    """Print lines, and no more than whoever reads them wants: ``lightning-fed configs | head`` is no error."""
+    """Print lines, until the reader stops reading: ``lightning-fed configs | head`` is no error."""
     try:
         print("\n".join(lines), flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes again when it exits

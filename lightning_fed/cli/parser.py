@@ -1,4 +1,4 @@
-"""How a command line is read: Lightning's parser with short messages and a strict loader of YAML."""
+"""Lightning's parser with short messages and a strict YAML loader."""
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -17,13 +17,13 @@ from lightning_fed.errors import FederationError, print_error
 from lightning_fed.experiments.sweep.settings import StrictLoader, read_yaml
 
 MODE = "strict yaml"
-"""How values and files are read: as jsonargparse reads YAML, but for keys that are given twice, which are refused."""
+"""The loader of values and files: jsonargparse's YAML loader, but duplicate keys are refused."""
 
 
 def tensor_of(numbers: Any) -> torch.Tensor:
-    """A tensor of a list of numbers: how class weights are written."""
+    """A tensor from a list of numbers, which is how class weights are written."""
     if not isinstance(numbers, list):
-        raise ValueError(f"{numbers!r} is no list of numbers")
+        raise ValueError(f"{numbers!r} is not a list of numbers")
     return torch.tensor(numbers, dtype=torch.get_default_dtype())
 
 
@@ -31,19 +31,19 @@ register_type(torch.Tensor, serializer=torch.Tensor.tolist, deserializer=tensor_
 
 
 def load_strictly(text: str) -> Any:
-    """What a text means in YAML. Raises :class:`yaml.YAMLError` for a key that is given twice."""
+    """Parse YAML. Raises :class:`yaml.YAMLError` for duplicate keys."""
     if ":" in text:
         yaml.compose(text, Loader=StrictLoader)
     return get_loader("yaml")(text)
 
 
 def dump(content: Any) -> str:
-    """A configuration in YAML. An enumeration's member, which is the default of some options of Lightning's, is its text."""
+    """A configuration in YAML. Enumeration members, which are defaults of some Lightning options, are written as text."""
     return yaml.dump(content, Dumper=Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
 
 
 class Dumper(yaml.SafeDumper):
-    """PyYAML's, which knows no enumerations."""
+    """PyYAML's dumper with support for enumerations."""
 
 
 Dumper.add_multi_representer(Enum, lambda dumper, member: dumper.represent_str(str(member.value)))
@@ -53,11 +53,11 @@ set_dumper(MODE, dump)
 
 
 class Parser(LightningArgumentParser):
-    """Lightning's parser with short messages and a help of its own.
+    """Lightning's parser with short messages and its own help.
 
     Attributes:
-        refused: options that are taken only to say what to set instead.
-        topic: of the help that is to be printed.
+        refused: options that exist only to say what to set instead.
+        topic: topic of the help to print.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -67,7 +67,7 @@ class Parser(LightningArgumentParser):
         self.add_argument("-h", "--help", action=HelpAction)
 
     def format_help(self, formatter: Any = None) -> str:
-        """The help in words for the terminal, for which nobody else's formatter is used."""
+        """The help as text for the terminal; other formatters are not used."""
         options = described(self, known, self.refused)
         if str(self.description).startswith("Help for --"):  # jsonargparse's, of --model.help
             return page_of_class(options)
@@ -83,20 +83,20 @@ class Parser(LightningArgumentParser):
 
     @property
     def options(self) -> list[str]:
-        """Names of the options of the verb that was asked for, as ``federation.rounds``."""
+        """Names of the verb's options, such as ``federation.rounds``."""
         verbs = self._subcommands_action
         parsers = [self] if verbs is None else [self, *verbs._name_parser_map.values()]
         return [option[2:] for parser in parsers for option in parser._option_string_actions if option.startswith("--")]
 
 
 def refuse_broken_files(args: Sequence[str]) -> None:
-    """Read the files that ``--config`` names, for an error that says which of them is no configuration, and in which line."""
+    """Read the files that ``--config`` names, so that errors name the file and the line."""
     for place, arg in enumerate(args):
         option, equals, value = arg.partition("=")
         if option in ("--config", "-c"):
             named = value if equals else next(iter(args[place + 1 :]), "")
             if Path(named).is_file():
                 content = read_yaml(Path(named))
-                for block in ("trainer", "federation"):  # of which the parser would pass over what it cannot read
+                for block in ("trainer", "federation"):  # the parser would silently skip invalid ones
                     if not isinstance(given := content.get(block), Mapping | str | None):
                         raise FederationError(f"{named}: {block} is {given!r}, expected options by name.")

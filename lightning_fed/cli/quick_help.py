@@ -10,11 +10,11 @@ from lightning_fed.errors import FederationError
 
 
 def index() -> OptionIndex:
-    """The index of this installation; a new one takes seconds, once, for it is made of the parsers."""
+    """The index of this installation. Creating it takes seconds, once, because it needs the parsers."""
     if known := read():
         return known
     if sys.stderr.isatty():
-        print("Loading PyTorch and Lightning, to look up all options; next time they are at hand…", file=sys.stderr)
+        print("Loading PyTorch and Lightning, to look up all options; this happens only once…", file=sys.stderr)
     from lightning_fed.cli import all_parsers
 
     made = all_parsers.index()
@@ -23,14 +23,14 @@ def index() -> OptionIndex:
 
 
 def quick_help(args: Sequence[str]) -> str:
-    """The help that a command line asks for, if it is that of one of Federation's verbs, of a topic, or of one of the library's own
-    classes; nothing if it asks for something else.
+    """The help that a command line asks for: of a verb of Federation, of a topic, or of one of the library's classes; empty if it
+    asks for something else.
 
     Args:
-        args: of the command line, one of these verbs first.
+        args: arguments of the command line, starting with one of these verbs.
 
     Raises:
-        FederationError: for an option that belongs to nothing, where the index is there already.
+        FederationError: for an unknown option, if the index exists.
     """
     match args:
         case [verb, ("-h" | "--help")]:
@@ -49,7 +49,7 @@ def _page(known: OptionIndex, verb: str, topic: str) -> str:
 
 
 def _page_of_class(known: OptionIndex, verb: str, option: str, name: str) -> str:
-    """The help of a class; nothing if it is none of the library's own for which the verb has an option."""
+    """The help of a class; empty unless it is one of the library's classes for which the verb has an option."""
     if all(found.name != f"{option}.help" for found in known.verbs[verb]):
         return ""
     own = known.classes.get(option.rpartition(".")[2], {}).get(name)
@@ -57,7 +57,7 @@ def _page_of_class(known: OptionIndex, verb: str, option: str, name: str) -> str
 
 
 def refuse_unknown(args: Sequence[str], known: OptionIndex) -> None:
-    """Raise a FederationError if options are named that begin like none there is; what is within a block depends on its class."""
+    """Raises a FederationError for options that start like no known option; options within a block depend on its class."""
     names = [option.name for option in known.verbs[args[0]]]
     roots = {*BLOCKS, *(name.partition(".")[0] for name in names)}
     wrong = [arg for arg in args[1:] if arg.startswith("--") and arg[2:].partition("=")[0].partition(".")[0] not in roots]

@@ -1,4 +1,4 @@
-"""What jsonargparse refuses, in one line: which option, what it got, what it takes."""
+"""Errors of jsonargparse in one line: which option, what it got, what it takes."""
 
 import pkgutil
 import re
@@ -33,10 +33,10 @@ HOMES = {
     "partition": (lightning_fed.data, Partitioner),
     "engine": (lightning_fed.engines, Engine),
 }
-"""Where the library's own classes are that an option names, and what they are made of, by the last part of the option's name."""
+"""Packages of the library's classes that an option takes, by the last part of the option's name."""
 
 CLASSES_OF_TORCH = {"optimizer": torch.optim, "lr_scheduler": torch.optim.lr_scheduler}
-"""Where the classes are that an option names."""
+"""Packages of the classes that an option takes."""
 
 BASES = {
     "FederatedModule": "FedAvg",
@@ -52,23 +52,23 @@ BASES = {
     "TrainableNetwork": "LeNet5",
     "Transformer": "TransformerClassifier",
 }
-"""Classes that others are made of and that do nothing themselves, each with one that does."""
+"""Base classes, which cannot be used themselves, each with a class that can."""
 
 GROUPS = {"fine_tuning": FineTuning, "adapters": Adapters, "compression": Compression}
 """Options that have options of their own."""
 
 LONGEST = 120
-"""Characters of a word, beyond which it is cut."""
+"""Maximum number of characters of a word."""
 
 _NOISE = (
     "Does not validate against any of the Union subtypes",
     "Errors:",
-    "Expected a <class",  # the other types of the union
-    "Expected a path but",  # of a file with the value
-    "Expected a typing.Literal",  # told in words
+    "Expected a <class",  # one of the other types of the union
+    "Expected a path but",  # the value may be in a file
+    "Expected a typing.Literal",  # reported in words
     "Given value",
-    "Not a valid subclass",  # told in words
-    "Not of type ImportPath",  # what a name of something is not
+    "Not a valid subclass",  # reported in words
+    "Not of type ImportPath",  # the name may be another kind of value
     "Not of type Tensor",  # the other type of a number
     "Problem with given class_path",
     "Subclass types expect one of",
@@ -87,17 +87,17 @@ _KINDS = {
     "dict": "names with values",
     "NoneType": "null",
 }
-"""Python's types as a configuration has them."""
+"""Python's types as they are called in a configuration."""
 
 _CALLABLE = re.compile(r"Type \S*Callable\[.*?\] expects a function or a callable class: ")
 
 
 def shorten(message: str, options: Collection[str] = ()) -> str:
-    """What is wrong, with which option, and what is known instead.
+    """What is wrong, with which option, and what is expected.
 
     Args:
-        message: jsonargparse's.
-        options: those of the command line, as ``federation.rounds``.
+        message: jsonargparse's message.
+        options: names of the command line's options, such as ``federation.rounds``.
     """
     found = [key for key, _ in groupby(re.findall(r'Parser key "([^"]+)":', message))]
     keys = [key for place, key in enumerate(found) if key not in found[:place]]
@@ -110,16 +110,16 @@ def shorten(message: str, options: Collection[str] = ()) -> str:
 
 
 def _plain(line: str) -> str:
-    """A line without what only says where it is from."""
+    """A line without its origin."""
     line = _CALLABLE.sub("", re.sub(r'^(- )?(Parser key "[^"]+":)?\s*', "", line.strip()))
-    if "not match regular expression" in line:  # what a dotted path looks like
+    if "not match regular expression" in line:  # the form of a dotted path
         return ""
     line = re.sub(r'\.? Got value: (Namespace\(|\[|\{).*|^Parser key "[^"]+":$', "", line)
     return re.sub(r"^Not of type (?!ImportPath|Tensor)\w+: ", "", line)
 
 
 def _given(message: str) -> str:
-    """The value that was not taken: the innermost one."""
+    """The refused value, the innermost one."""
     value = next(iter(re.findall(r"Given value: (.*)", message)), "")
     nested = re.fullmatch(r"NestedArg\(key='[^']*', val=(.*)\)", value)
     value = re.sub(r"\.? Got value: .*", "", nested[1] if nested else value)
@@ -127,7 +127,7 @@ def _given(message: str) -> str:
 
 
 def _expected(message: str, lines: Iterable[str]) -> str:
-    """What an option takes, where the types that its value is not are all that was said."""
+    """What an option takes, if the message only lists types that the value does not have."""
     innermost = message.partition("Given value")[0]
     kinds = [_KINDS.get(name, "") for name in re.findall(r"Expected a <class '(\w+)'>", innermost)]
     for values in re.findall(r"Expected a typing\.Literal\[([^\]]*)\]", innermost):
@@ -136,7 +136,7 @@ def _expected(message: str, lines: Iterable[str]) -> str:
         kinds = [f"the name of a {classes[0]}, or its class_path and init_args"]
     if "Not of type Tensor" in message and not kinds:
         kinds = ["a list of numbers"]
-    if "NestedArg(" in message and len(kinds) > 1:  # of an option's own options; it may be null, they may not
+    if "NestedArg(" in message and len(kinds) > 1:  # options of an option: only the outer one may be null
         kinds = [kind for kind in kinds if kind != "null"]
     kinds = list(dict.fromkeys(filter(None, kinds)))
     value = _given(message) or next(iter(re.findall(r"Got value: (.*)", message)), "")
@@ -144,9 +144,9 @@ def _expected(message: str, lines: Iterable[str]) -> str:
 
 
 def _in_words(text: str, value: str) -> str:
-    """Python's sentences about values as those of a configuration."""
+    """Python's messages about values in the terms of a configuration."""
     if text.startswith("does not conform"):
-        text = f"{value} {text}"  # of a union, the value stands elsewhere
+        text = f"{value} {text}"  # for a union, the value is elsewhere
     text = re.sub(r"Expected a dot import path string: (\S+?)(?=;|$)", r"there is no '\1'", text)
     text = re.sub(r"(int|float)\(\) argument must be .* not 'NoneType'", "got null, expected a number", text)
     not_numbers = r"(invalid literal for int\(\) with base 10|could not convert string to \w+)"
@@ -164,10 +164,10 @@ def _in_words(text: str, value: str) -> str:
 
 
 def _with_names(text: str, message: str, keys: list[str], options: Collection[str]) -> str:
-    """With the names that are known, and the one that is nearest to what was given."""
+    """Add the known names and the one that is nearest to the given name."""
     if wrong := re.search(r"Option '([^']+)' is not accepted(?! by)", text):
         path = _whose(message, wrong[0])
-        # a method may have settled an option of its base
+        # a method may fix an option of its base class
         names = [name for name in (*options_of(path), "class_path", "init_args") if name != wrong[1]] if path else []
         short = path.rpartition(".")[2]
         text = text.replace("is not accepted", f"is not accepted by {short}" if path else "is not accepted", 1)
@@ -197,13 +197,13 @@ def _with_names(text: str, message: str, keys: list[str], options: Collection[st
 
 
 def _nearest_block(option: str) -> str:
-    """The block that was meant, if this begins with the name of none."""
+    """The block that was meant, if the option starts with no known block."""
     first, dot, _ = option.partition(".")
     return nearest(first, BLOCKS) if dot and first not in BLOCKS else ""
 
 
 def _whose(message: str, what: str) -> str:
-    """The path of the class that does not take an option: the value on the same line, or what the message last spoke of."""
+    """The path of the class that does not take an option: the value on the same line, or the class mentioned last."""
     before, _, after = message.partition(what)
     if given := re.match(r"\. Got value: Namespace\(class_path='([^']+)'", after):
         return given[1]
@@ -213,7 +213,7 @@ def _whose(message: str, what: str) -> str:
 
 @cache
 def options_of(path: str) -> list[str]:
-    """Names of the options of a class or a function; none if they cannot be found out."""
+    """Names of the options of a class or a function; empty if they cannot be determined."""
     try:
         return list(parameters_of(pkgutil.resolve_name(path)))
     except (ImportError, AttributeError, ValueError, TypeError):
@@ -224,8 +224,8 @@ def known(key: str, hint: Any = None) -> list[str]:
     """Names of the classes that an option takes, if they are the library's own.
 
     Args:
-        key: the last part of the option's name.
-        hint: its type, where that is known: some methods take some networks alone.
+        key: last part of the option's name.
+        hint: type of the option, if known: some methods only take some networks.
     """
     module, base = HOMES.get(key, (lightning_fed.methods, type(None)))
     if key == "backbone" and hint is not None and not _names_networks(hint):
@@ -235,5 +235,5 @@ def known(key: str, hint: Any = None) -> list[str]:
 
 
 def _names_networks(hint: Any) -> bool:
-    """Whether a type has :class:`TrainableNetwork` among its parts."""
+    """Whether a type contains :class:`TrainableNetwork`."""
     return hint is TrainableNetwork or any(map(_names_networks, get_args(hint)))

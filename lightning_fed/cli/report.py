@@ -11,23 +11,27 @@ from lightning_fed.cli.options import Options
 from lightning_fed.errors import FederationError
 
 WIDEST = 10_000
-"""Characters of a line in a file or a pipe, where nothing is to be folded."""
+"""Number of characters per line in a file or a pipe, so that lines are not wrapped."""
 
-TEXT = "Tables and pictures of finished runs, from their files alone."
+TEXT = "Tables and pictures of finished runs, from their files only."
 
 
 def parser() -> Options:
-    """Of the verb's command line."""
+    """The verb's command line."""
     parser = Options("report", TEXT)
-    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folders of sweeps or runs, or above them")
-    parser.add_argument("--metric", help="column of metrics.csv; monitor: of each method its own (default: the common one)")
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folders of sweeps or runs, or parents of these")
+    parser.add_argument("--metric", help="column of metrics.csv; monitor: each method's own (default: the common one)")
     parser.add_argument("--at", metavar="ROUND", help="last (default), selected or best (on validation or test data), mean10")
-    parser.add_argument("--equal", choices=("rounds", "bytes", "flops"), help="compare at the most that all runs have spent")
-    parser.add_argument("--baseline", metavar="METHOD", help="what differences are to (default: Standalone, else the first method)")
-    parser.add_argument("--room", nargs=2, metavar=("LOW", "HIGH"), help="also say where methods stand between these two")
-    parser.add_argument("--budgets", nargs="+", type=float, metavar="MIB", help="also what methods reach with so many MiB sent")
-    parser.add_argument("--target", type=float, help="value of the metric of which to say when it was reached and what it cost")
-    parser.add_argument("--pooled", action="store_true", default=None, help="also the accuracy over all clients' examples together")
+    parser.add_argument(
+        "--equal", choices=("rounds", "bytes", "flops"), help="compare at the largest cost that all runs have reached"
+    )
+    parser.add_argument(
+        "--baseline", metavar="METHOD", help="reference of differences (default: Standalone, else the first method)"
+    )
+    parser.add_argument("--room", nargs=2, metavar=("LOW", "HIGH"), help="also report the position of methods between these two")
+    parser.add_argument("--budgets", nargs="+", type=float, metavar="MIB", help="also report the metric after so many MiB sent")
+    parser.add_argument("--target", type=float, help="also report when the metric reached this value, and at what cost")
+    parser.add_argument("--pooled", action="store_true", default=None, help="also report the accuracy over all clients' examples")
     parser.add_argument("--vary", action="append", default=[], metavar="KEY", help="a setting in which runs may differ")
     parser.add_argument("--format", choices=("terminal", "md", "tex", "csv"), default="terminal", help="of what is printed")
     parser.add_argument("--output", type=Path, metavar="DIR", help="write tables, pictures and report.html there")
@@ -35,7 +39,7 @@ def parser() -> Options:
 
 
 def run(args: Sequence[str]) -> None:
-    """Do what the command line says."""
+    """Run the verb."""
     given = parser().parse_args(args[1:])
     if missing := [name for name in ("pandas", "scipy", "statsmodels") if importlib.util.find_spec(name) is None]:
         raise FederationError(f"A report needs {' and '.join(missing)}: pip install 'lightning-fed[report]'.")
@@ -50,4 +54,4 @@ def run(args: Sequence[str]) -> None:
         print(report.text(given.format), end="")
     if given.output:
         report.write(given.output)
-        print(f"Written: {given.output / 'report.html'} and what it shows, as files.", file=sys.stderr)
+        print(f"Written: {given.output / 'report.html'} and the files that it shows.", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The verb ``runs``: what has been played, and what it takes on disk; read from files, of which none is believed to be whole."""
+"""The verb ``runs``: a list of runs with their sizes on disk, from files any of which may be damaged."""
 
 import csv
 import re
@@ -12,20 +12,20 @@ from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.settings import flat, read_json, read_yaml
 from lightning_fed.formatting import sized
 
-TEXT = "List runs: method, seed, rounds, monitor, size on disk, folder. Nothing of theirs is loaded or changed."
+TEXT = "List runs: method, seed, rounds, monitor, size on disk, folder. Runs are neither loaded nor changed."
 UNKNOWN = "?"
 
 
 def parser() -> Options:
-    """Of the verb's command line."""
+    """The verb's command line."""
     parser = Options("runs", TEXT)
-    text = "where to look (default: runs)"
+    text = "folders to search (default: runs)"
     parser.add_argument("folders", type=Path, nargs="*", default=[Path("runs")], metavar="FOLDER", help=text)
     return parser
 
 
 def run(args: Sequence[str]) -> None:
-    """Do what the command line says."""
+    """Run the verb."""
     folders = parser().parse_args(args[1:]).folders
     found = [PlayedRun(path) for folder in folders for path in run_folders(folder)]
     if not found:
@@ -41,7 +41,7 @@ class PlayedRun:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Method, seed and rounds as ``run.json`` has them, or else the configuration."""
+        """Method, seed and rounds from ``run.json``, or else from the configuration."""
         try:
             facts = read_json(self.path / "run.json")
         except FederationError:
@@ -73,7 +73,7 @@ class PlayedRun:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """What the table says of it."""
+        """The run's cells of the table."""
         facts, rows = self.facts, self.rows
         played = whole(rows[-1].get("round")) if rows else "0"
         column = str(facts.get("monitor", ""))
@@ -83,7 +83,7 @@ class PlayedRun:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Folders of runs at or below one, in order."""
+    """All folders of runs at or below a folder, in order."""
     found = {path.parent for name in ("run.json", "metrics.csv", "config.yaml") for path in folder.rglob(name)}
     return sorted((path for path in found if re.fullmatch(r"version_\d+", path.name)), key=_place)
 
@@ -93,7 +93,7 @@ def _place(path: Path) -> tuple[str, int]:
 
 
 def lines(found: Iterable[PlayedRun]) -> Iterator[str]:
-    """The table. Folders come last: they may be long, and somebody wants to copy them."""
+    """The table. Folders come last, because they may be long and are copied."""
     runs = list(found)
     table = [("method", "seed", "round", "monitor", "size"), *(one.cells for one in runs)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -114,7 +114,7 @@ def measured(column: str, value: str | None) -> str:
 
 
 def whole(value: Any) -> str:
-    """A whole number, if it is one."""
+    """An integer as text, if it is one."""
     try:
         return str(int(float(value)))
     except (TypeError, ValueError, OverflowError):
@@ -122,5 +122,5 @@ def whole(value: Any) -> str:
 
 
 def printable(value: Any) -> str:
-    """A name that moves no cursor."""
+    """A name without control characters."""
     return "".join(sign if sign.isprintable() else UNKNOWN for sign in str(value)) if value else UNKNOWN

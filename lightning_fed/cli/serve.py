@@ -1,4 +1,4 @@
-"""The verb ``serve``: a study whose data stay at their sites, from the server's side."""
+"""The verb ``serve``: the server of a study whose data stay at their sites."""
 
 import tempfile
 from argparse import Namespace
@@ -11,34 +11,40 @@ from lightning_fed.deployment.flower import commands
 from lightning_fed.errors import require
 from lightning_fed.options import Fraction
 
-if TYPE_CHECKING:  # which waits for torch
+if TYPE_CHECKING:  # these imports load torch
     from lightning_fed.cli.fit import FederationCLI
 
-TEXT = """Lead a study whose data stay at their sites: each round, sites are sent what they are to do and what they send is merged.
-Further options are those of fit; the configuration is that of the sites. docs/deployment.md begins at the beginning."""
+TEXT = """Run the server of a study whose data stay at their sites: each round it sends tasks to the sites and merges their updates.
+Further options are those of fit; the configuration is that of the sites. docs/deployment.md has an introduction."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def parser() -> Options:
-    """Of the verb's own options; further ones are those of ``fit``."""
+    """The verb's own options; further ones are those of ``fit``."""
     parser = Options("serve", TEXT)
     own = parser.add_argument
     own("--sites", type=Path, required=True, metavar="DIR", help="public keys of the sites: 0.pub, 1.pub, … of clients 0, 1, …")
     own("--certificates", type=Path, required=True, metavar="DIR", help="ca.crt, server.pem and server.key")
-    own("--host", default="127.0.0.1", help="where Flower listens (default: 127.0.0.1, for a proxy in front of it)")
+    own("--host", default="127.0.0.1", help="address on which Flower listens (default: 127.0.0.1, for a proxy in front of it)")
     own("--port", type=positive, default=8000, help="its port (default: 8000)")
     own("--exposed_control_api_is_protected", action="store_true", help="allow another host than this machine")
-    own("--output", type=Path, metavar="DIR", help="write what the server has there when all rounds are played, for use elsewhere")
-    own("--wait", type=positive, default=600, metavar="SECONDS", help="until all sites must be online (default: 600)")
-    own("--deadline", type=positive, default=3600, metavar="SECONDS", help="for the turns of a round's phase (default: 3600)")
+    own("--output", type=Path, metavar="DIR", help="export the server's model there after all rounds")
+    own("--wait", type=positive, default=600, metavar="SECONDS", help="time until all sites must be online (default: 600)")
+    own(
+        "--deadline",
+        type=positive,
+        default=3600,
+        metavar="SECONDS",
+        help="time for the turns of a phase of a round (default: 3600)",
+    )
     share = restricted(Fraction, "share in (0, 1]")
-    own("--quorum", type=share, default=1.0, metavar="SHARE", help="of turns without which the run ends (default: 1)")
+    own("--quorum", type=share, default=1.0, metavar="SHARE", help="share of turns without which the run ends (default: 1)")
     return parser
 
 
 def run(args: Sequence[str]) -> None:
-    """Do what the command line says."""
+    """Run the verb."""
     given, rest = parser().parse_known_args(args[1:])
     commands.need_flower()
     refuse_exposed(given)
@@ -52,7 +58,7 @@ def run(args: Sequence[str]) -> None:
 
 
 def serve(cli: "FederationCLI", given: Namespace, keys: Sequence[Path]) -> None:
-    """``fit`` with turns at sites.
+    """Run ``fit`` with turns at sites.
 
     Args:
         cli: the command line.
@@ -83,11 +89,11 @@ def serve(cli: "FederationCLI", given: Namespace, keys: Sequence[Path]) -> None:
 
 
 def refuse_exposed(given: Namespace) -> None:
-    """Flower's Control API has no authentication and shares a port with what sites need."""
+    """Refuse hosts other than this machine: Flower's Control API has no authentication, on the port that sites need."""
     require(
         given.host in LOOPBACK or given.exposed_control_api_is_protected,
-        f"Got host={given.host}, where anybody who reaches it can start programs on the server and at all sites, through Flower's "
-        "Control API: leave host out and put a proxy in front that passes on /v1/fleet/ alone (docs/deployment.md), or say "
+        f"Got host={given.host}, where anyone who can reach it can start programs on the server and at all sites, through Flower's "
+        "Control API: leave host out and put a proxy in front that only passes on /v1/fleet/ (docs/deployment.md), or set "
         "--exposed_control_api_is_protected.",
     )
 

@@ -1,4 +1,4 @@
-"""The verb ``sweep``: check all runs of a comparison, then play them."""
+"""The verb ``sweep``: checks all runs of a comparison, then runs them."""
 
 import logging
 import shlex
@@ -29,26 +29,26 @@ from lightning_fed.signals import Preempted, preemption
 
 log = logging.getLogger(__name__)
 
-TEXT = """Play a comparison: methods × settings × seeds, each run in a process. Finished runs are not played again.
-Exit code 0: all are finished, or played elsewhere; 1: some have failed; 2: something is to be changed first; 75: stopped at
-checkpoints (SIGUSR1); 130, 143: stopped (Ctrl-C, SIGTERM). What was stopped goes on when the same command is given again."""
+TEXT = """Run a comparison: methods × settings × seeds, each run in a process. Finished runs are not repeated.
+Exit code 0: all are finished, or run elsewhere; 1: some have failed; 2: something has to be changed first; 75: stopped at
+checkpoints (SIGUSR1); 130, 143: stopped (Ctrl-C, SIGTERM). To continue after a stop, give the same command again."""
 
 
 def parser() -> Options:
-    """Of the verb's command line."""
+    """The verb's command line."""
     parser = Options("sweep", TEXT)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="a file, or a name of lightning-fed configs")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--workers", type=positive, default=1, metavar="N", help="runs side by side (default: 1)")
-    which.add_argument("--cell", type=whole, metavar="N", help="play the run of this number in the list of --dry_run alone")
-    parser.add_argument("--dry_run", action="store_true", help="check all runs and print their commands, without playing them")
-    text = "start a process for each run, in which Python imports everything anew, instead of forking one that has"
+    which.add_argument("--workers", type=positive, default=1, metavar="N", help="number of parallel runs (default: 1)")
+    which.add_argument("--cell", type=whole, metavar="N", help="only the run with this number in the list of --dry_run")
+    parser.add_argument("--dry_run", action="store_true", help="check all runs and print their commands, without running them")
+    text = "start a new process for each run, with all imports, instead of forking one that has them"
     parser.add_argument("--isolate", action="store_true", help=text)
     return parser
 
 
 def run(args: Sequence[str]) -> None:
-    """Do what the command line says."""
+    """Run the verb."""
     given = parser().parse_args(args[1:])
     console = Console()
     config = found(given.config, SWEEP)
@@ -65,39 +65,39 @@ def run(args: Sequence[str]) -> None:
     with preemption() as preempted, ExitStack() as stack:
         if given.cell is not None:
             play_cell(sweep, given.cell, console, again, preempted)
-        elif given.isolate or sys.platform != "linux":  # elsewhere what a system's libraries do does not survive a fork
+        elif given.isolate or sys.platform != "linux":  # elsewhere the state of system libraries does not survive a fork
             play_all(sweep, given.workers, console, own_processes(sweep.threads), again, preempted)
         else:
-            forks = stack.enter_context(ForkServer(sweep.threads))  # which imports what it needs while the runs are checked
+            forks = stack.enter_context(ForkServer(sweep.threads))  # imports in the background while runs are checked
             play_all(sweep, given.workers, console, forks, again, preempted)
 
 
 def known_cells(sweep: Sweep, best: Mapping[tuple[str, str], str]) -> list[Cell]:
-    """The runs that try values, and all others of which it is known what they are.
+    """The runs that try values, and all others whose settings are known.
 
     Args:
         sweep: the comparison.
-        best: the value with which a method that is tuned is played, by setting and method.
+        best: best value of each tuned method, by setting and method.
     """
     return [*sweep.trials, *(cell for cell in sweep.cells_with(best) if cell.value or cell.method not in sweep.tune)]
 
 
 def show(sweep: Sweep, jobs: Sequence[CellJob], best: Mapping[tuple[str, str], str]) -> None:
-    """Print the commands of all runs of which it is known what they are, and how many others there are."""
+    """Print the commands of all runs whose settings are known, and the number of the others."""
     cells = [*sweep.trials, *sweep.cells_with(best)]
     numbers = {cell.name: number for number, cell in reversed([*enumerate(cells)])}
     for job in jobs:
         print(f"# {numbers[job.cell.name]} {job.cell.name}: {job.folder.status}\n{job.command}")
     for method in sweep.tune:
         unknown = [cell for cell in cells if cell.method == method and not cell.value]
-        if more := sum((cell.partition, cell.seed) != sweep.draws[0] for cell in unknown):  # of the first, one of the trials is it
+        if more := sum((cell.partition, cell.seed) != sweep.draws[0] for cell in unknown):  # a trial is the first one's run
             print(f"# {more} more of {method}, with the best of {len(sweep.values(method))} values")
     if sweep.tune:
         print(f"# --cell takes 0 to {len(cells) - 1}")
 
 
 def play_all(sweep: Sweep, workers: int, console: Console, start: Start, again: str, preempted: Callable[[], bool]) -> None:
-    """Play what is not finished: first the runs that try values, then all."""
+    """Run what is not finished: first the runs that try values, then all."""
     jobs = checked(sweep, known_cells(sweep, {}), console)
     if isinstance(start, ForkServer):
         start.prepare()
@@ -115,10 +115,10 @@ def play_all(sweep: Sweep, workers: int, console: Console, start: Start, again: 
 
 
 def play_cell(sweep: Sweep, number: int, console: Console, again: str, preempted: Callable[[], bool]) -> None:
-    """Play one run, if it is not finished or being played.
+    """Run one cell, unless it is finished or being run.
 
     Raises:
-        FederationError: if there is none, or if it is not known yet what it is.
+        FederationError: if there is no such cell, or its settings are not known yet.
     """
     best = chosen(trials(sweep, sweep.folder))
     cells = [*sweep.trials, *sweep.cells_with(best)]
@@ -128,7 +128,7 @@ def play_cell(sweep: Sweep, number: int, console: Console, again: str, preempted
     if cell.method in sweep.tune and not cell.value:
         raise FederationError(
             f"Run {number} is one of {cell.method} with its best value, which is not known before its runs among 0 to "
-            f"{len(sweep.trials) - 1} have ended: play them first."
+            f"{len(sweep.trials) - 1} have ended: run them first."
         )
     jobs = checked(sweep, [cell], console, build=False)
     played(sweep, jobs, known_cells(sweep, best), 1, console, own_processes(sweep.threads), preempted)
@@ -144,22 +144,22 @@ def played(
     start: Start,
     preempted: Callable[[], bool],
 ) -> None:
-    """Play some runs.
+    """Run some cells.
 
     Args:
-        sweep: what they are part of.
+        sweep: the comparison.
         jobs: the runs.
-        known: all that are listed in ``cells.csv``.
-        workers: how many to play at a time.
-        console: where to show it.
+        known: all cells for ``cells.csv``.
+        workers: number of parallel runs.
+        console: where to show progress.
         start: starts their processes.
-        preempted: whether somebody needs the machine.
+        preempted: whether the process was asked to stop.
     """
     if not jobs:
         return
     sweep.folder.mkdir(parents=True, exist_ok=True)
     write_whole(sweep.folder / "sweep.yaml", yaml.safe_dump(as_config(sweep), sort_keys=False))
-    cells = {cell.name: cell for cell in known}.values()  # the best one of what was tried is one of the runs
+    cells = {cell.name: cell for cell in known}.values()  # the best trial is also one of the runs
     folders = [CellFolder(sweep.folder / cell.name) for cell in cells]
     commands = [arguments(sweep, cell, folder.path) for cell, folder in zip(cells, folders, strict=True)]
     listed = [CellJob(*one, rounds=0, threads=sweep.threads) for one in zip(cells, folders, commands, strict=True)]
@@ -171,20 +171,20 @@ def played(
         finished = {job.cell.name for job in listed if job.folder.status == "finished"}
         if finished != drawn:
             drawn.update(finished)
-            compared = {cell.name for cell in sweep.cells_with(chosen(trials(sweep, sweep.folder)))}  # without what was only tried
+            compared = {cell.name for cell in sweep.cells_with(chosen(trials(sweep, sweep.folder)))}  # without other trials
             write_board(sweep.folder, [(job.cell, job.folder) for job in listed if job.cell.name in finished & compared])
 
     play(jobs, workers, facts, progress, changed, start, preempted)
 
 
 def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:
-    """Say what came of it. Exit code 1 if a run is neither finished nor being played elsewhere."""
+    """Print the results. Exit code 1 if a run is neither finished nor being run elsewhere."""
     states = {job.cell.name: job.folder.status for job in jobs}
     log.info(f"{sum(state == 'finished' for state in states.values())} of {len(jobs)} runs are finished.")
     for job in jobs:
         result = job.folder.result
         if result is not None and states[job.cell.name] == "failed":
-            log.error(f"{job.cell.name} failed: {result.error}; all it said is in {job.folder.log}.")
+            log.error(f"{job.cell.name} failed: {result.error}; its whole output is in {job.folder.log}.")
     if not set(states.values()) <= {"finished", "playing"}:
         log.error(f"Try the rest again with: {again}")
         raise SystemExit(1)
@@ -193,15 +193,15 @@ def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:
 
 
 def checked(sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool = True) -> list[CellJob]:
-    """Parse what is to be played before the first run starts; what differs by its seeds alone, once.
+    """Parse all runs before the first one starts; runs that differ only by seeds are parsed once.
 
     Raises:
-        SystemExit: with code 2, after a line for everything that is wrong, with the runs in which it is.
+        SystemExit: with code 2, after a line for each error, with its runs.
     """
     jobs, known, wrong = list[CellJob](), dict[tuple[str, str], Settings](), dict[str, list[str]]()
     built, failed = set[tuple[str, str]](), set[tuple[str, str]]()
-    with console.status("Checking the runs…"), each_line_once():  # what the data say, they say to each method
-        from lightning_fed.cli.dry_run import check_start, read  # waits for torch
+    with console.status("Checking the runs…"), each_line_once():  # messages about data are the same for each method
+        from lightning_fed.cli.dry_run import check_start, read  # loads torch
         from lightning_fed.storage.run_folder import refuse_run_dir
 
         refuse_run_dir(sweep.folder)
@@ -212,7 +212,7 @@ def checked(sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool =
             kind = (cell.method, repr(cell.overrides))
             if kind in failed:
                 continue
-            failed.add(kind)  # until it has been understood
+            failed.add(kind)  # unless it parses
             try:
                 if build and kind not in built and folder.status != "finished":
                     known[kind] = check_start(cell.name, args)
@@ -235,17 +235,17 @@ def checked(sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool =
 
 
 def refuse_other(folder: CellFolder, run: Path, settings: Settings) -> None:
-    """A cell that was played must be the one that is to be played."""
+    """Refuse a cell whose finished run has other settings than the sweep."""
     before = flat(read_yaml(run / "config.yaml"))
     if different := differences(before, settings):
         key, (was, is_now) = next(iter(different.items()))
         raise FederationError(
-            f"It was played with {key} = {was!r}, the sweep has {is_now!r}: give the sweep another folder, or remove {folder.path}."
+            f"It was run with {key} = {was!r}, the sweep has {is_now!r}: give the sweep another folder, or remove {folder.path}."
         )
 
 
 def as_config(sweep: Sweep) -> dict[str, object]:
-    """A sweep as a file that reads as the same sweep."""
+    """A sweep as a file that can be read as the same sweep."""
     published = [{key: value for key, value in vars(entry).items() if value not in (None, "")} for entry in sweep.published]
     named = {"base": str(sweep.base), "folder": str(sweep.folder), "threads": sweep.threads, "seeds": sweep.seeds}
     options = {key: value for key, value in vars(sweep.report).items() if value != getattr(ReportOptions, key)}

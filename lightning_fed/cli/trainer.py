@@ -1,4 +1,4 @@
-"""The ``trainer`` block: what of it a client's Trainer takes, and what is to be set instead of the rest."""
+"""The ``trainer`` block: which options a client's Trainer takes, and what to set instead of the others."""
 
 import contextlib
 import copy
@@ -13,12 +13,12 @@ from lightning.pytorch.callbacks.progress.progress_bar import ProgressBar
 
 from lightning_fed.errors import FederationError, one_line
 
-TURN = "a turn is as long as its method says: set --model.init_args.epochs"
+TURN = "the method determines the length of a turn: set --model.init_args.epochs"
 MANUAL = "training is manual: set --model.init_args.gradient_clip"
 MEASURED = "clients are not validated while they train: set --federation.evaluate_every"
 ONE_DEVICE = "a client trains on one device: leave it out"
 PROFILE = (
-    "a run has thousands of Trainers, whose profiles nobody would add up: profile the command (python -m cProfile -m …), or "
+    "a run has thousands of Trainers, whose profiles would be separate: profile the command (python -m cProfile -m …), or "
     "one client with a Trainer of your own, Trainer(profiler=…).fit(module, data.client(0))"
 )
 
@@ -36,7 +36,7 @@ REFUSED = {
     "default_root_dir": "the federation writes, not its clients: set --federation.run_dir",
     "enable_checkpointing": "the federation writes checkpoints: set --federation.checkpoint_every",
     "enable_progress_bar": "the federation shows progress: set --federation.progress",
-    "enable_model_summary": "the federation shows what is played: set --federation.progress",
+    "enable_model_summary": "the federation prints a summary: set --federation.progress",
     "num_sanity_val_steps": MEASURED,
     "val_check_interval": MEASURED,
     "check_val_every_n_epoch": MEASURED,
@@ -44,43 +44,43 @@ REFUSED = {
     "use_distributed_sampler": ONE_DEVICE,
     "sync_batchnorm": ONE_DEVICE,
     "profiler": PROFILE,
-    "barebones": "it switches off what clients are measured by, and their Trainers are quiet already: leave it out",
+    "barebones": "it disables the clients' metrics, and their Trainers are quiet already: leave it out",
 }
-"""Options of Lightning's Trainer that a client's Trainer cannot take or that would do nothing, and what to do instead."""
+"""Options of Lightning's Trainer that a client's Trainer cannot take or that would have no effect, and what to do instead."""
 
 NOT_NOTHING = {
     "limit_train_batches": "its clients would learn nothing",
-    "limit_test_batches": "nothing could be reported; set --federation.evaluate_every to measure less often",
-    "limit_predict_batches": "methods that look at their data once more would see nothing",
+    "limit_test_batches": "nothing could be reported; set --federation.evaluate_every to evaluate less often",
+    "limit_predict_batches": "methods with a pass over the data after training would get none",
 }
-"""Options that leave out batches, and why all of them cannot be left out."""
+"""Options that leave out batches, and why they must not leave out all."""
 
 NO_LOGGER = "the federation logs, and a client's Trainer has no logger"
 NO_CALLBACKS: dict[type[L.Callback], str] = {
     of_lightning.Checkpoint: "the federation writes checkpoints: set --federation.checkpoint_every",
     ProgressBar: "the federation shows progress: set --federation.progress",
-    of_lightning.ModelSummary: "the federation says what is played: set --federation.progress",
-    of_lightning.EarlyStopping: ("it would end a client's turn in whatever phase it is: set --federation.patience"),
+    of_lightning.ModelSummary: "the federation prints a summary: set --federation.progress",
+    of_lightning.EarlyStopping: ("it would end a client's turn in any phase: set --federation.patience"),
     of_lightning.LearningRateMonitor: f"{NO_LOGGER}: where there is a schedule, metrics.csv has lr/<phase>",
     of_lightning.DeviceStatsMonitor: NO_LOGGER,
     of_lightning.ThroughputMonitor: f"{NO_LOGGER}: metrics.csv has seconds and FLOPs of each round",
     of_lightning.StochasticWeightAveraging: "it would replace the schedule and the weights of a client's turn: the server averages",
     of_lightning.WeightAveraging: "it would replace the weights of a client's turn: the server averages",
-    of_lightning.BatchSizeFinder: "it would train clients to no avail: set --data.init_args.batch_size",
-    of_lightning.LearningRateFinder: "it would train clients to no avail: set the learning rate of --model.init_args.optimizer",
+    of_lightning.BatchSizeFinder: "it would train clients without using the result: set --data.init_args.batch_size",
+    of_lightning.LearningRateFinder: "it would train clients without using the result: set the rate of --model.init_args.optimizer",
     of_lightning.GradientAccumulationScheduler: "training is manual: set --model.init_args.accumulate",
-    BaseFinetuning: "what learns is the method's: choose one that freezes, or a network with frozen parameters",
-    of_lightning.SpikeDetection: "training is manual, and no step hands it a loss: a run whose loss is no number ends by itself",
-    of_lightning.ModelPruning: "it renames the tensors that travel",
+    BaseFinetuning: "the method determines what is trained: choose one that freezes, or a network with frozen parameters",
+    of_lightning.SpikeDetection: "training is manual, and no step returns a loss: a run whose loss is not finite ends by itself",
+    of_lightning.ModelPruning: "it renames the tensors that are sent",
 }
 """Callbacks that a client's Trainer cannot have, and why, or what to use instead."""
 
 
 def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a client's Trainer, out of those of the ``trainer`` block.
+    """The settings of a client's Trainer, from those of the ``trainer`` block.
 
     Raises:
-        FederationError: for what it cannot take.
+        FederationError: for settings that it cannot take.
     """
     parameters = inspect.signature(L.Trainer).parameters
     for key, remedy in REFUSED.items():
@@ -98,10 +98,10 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_trainer(settings: dict[str, Any], **overrides: Any) -> L.Trainer:
-    """A client's Trainer. Its callbacks and plugins are copies: a Trainer must not hand on what another one left in them.
+    """A client's Trainer. Its callbacks and plugins are copies, so that Trainers do not share their state.
 
     Raises:
-        FederationError: where Lightning builds none of these settings, but would if one of them were not given.
+        FederationError: if Lightning refuses the settings because of one of them.
     """
     try:
         return L.Trainer(**copy.deepcopy(settings) | overrides)
@@ -109,11 +109,11 @@ def build_trainer(settings: dict[str, Any], **overrides: Any) -> L.Trainer:
         if (key := at_fault(settings, overrides)) is None:
             raise
         given = "null" if settings[key] is None else repr(settings[key])
-        raise FederationError(f"trainer.{key} is {given}, of which Lightning builds no Trainer: {one_line(error)}") from error
+        raise FederationError(f"trainer.{key} is {given}, with which Lightning builds no Trainer: {one_line(error)}") from error
 
 
 def at_fault(settings: dict[str, Any], overrides: dict[str, Any]) -> str | None:
-    """The setting without which a Trainer can be built; None if it is not one alone."""
+    """The setting without which a Trainer can be built; None if there is no single one."""
     for key, parameter in inspect.signature(L.Trainer).parameters.items():
         if key in settings and settings[key] != parameter.default:
             with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""What a server and its sites read out of the same configuration."""
+"""The settings of a configuration on which a server and its sites must agree."""
 
 import json
 from zlib import crc32
@@ -9,7 +9,7 @@ from lightning_fed.experiments.sweep.settings import SEED, flat, within
 from lightning_fed.storage.initial import initial_network
 
 OF_DATA = ("num_classes", "class_names", "problem", "batch_size", "single_example", "continue_epochs", "augment", "mean", "std")
-"""What of the data must be the same everywhere, whatever data they are."""
+"""Settings of the data that must be the same everywhere, for any data."""
 
 OF_TRAINER = (
     "precision",
@@ -20,15 +20,15 @@ OF_TRAINER = (
     "overfit_batches",
     "fast_dev_run",
 )
-"""What of the Trainer decides what is computed, and not where."""
+"""Settings of the Trainer that affect results, unlike those of the hardware."""
 
 
 def verb_settings(cli: FederationCLI) -> VerbSettings:
-    """What must be the same everywhere, of what a command line has built."""
+    """The settings that must be the same everywhere, from a command line's objects."""
     given = flat(cli.dumped())
     blocks = ("model", SEED, "federation.compression", *(f"trainer.{name}" for name in OF_TRAINER))
     found = {key: value for key, value in given.items() if within(key, blocks)}
-    # as JSON has them
+    # in the form of JSON
     found |= {f"data.{name}": json.loads(json.dumps(getattr(cli.datamodule, name), default=list)) for name in OF_DATA}
     if (path := cli.federation.init_from) is not None:
         network, _ = initial_network(path)

@@ -49,7 +49,7 @@ class PersonalServer(Server):
             clients: ids of the clients whose updates arrived, in order; at least one.
 
         Returns:
-            Metrics of the round. Default: none, and the updates become the clients' states.
+            Metrics of the round. By default there are none, and the updates become the clients' states.
         """
         for client in clients:
             self.client_state.put(client, self.round_state.get(client), self.round)

@@ -80,8 +80,8 @@ class Federation:
         participation: share of the clients that take part in a round, in (0, 1]; at least one client.
         eligible_clients: ids of the clients that may take part. The others, which join later or cannot hold the model for example,
             are only evaluated. None: all.
-        sampling: ``fixed``: every round has the same number of clients, drawn without replacement; ``poisson``: each client takes
-            part with probability ``participation``, independently of the others, so that a round may have any number, also 0.
+        sampling: client sampling: ``fixed``, every round has the same number of clients, drawn without replacement; ``poisson``,
+            each client takes part with probability ``participation``, independently, so that a round may have any number, also 0.
         dropout: probability that a participant drops out of a round: it receives the model, but its update does not arrive and its
             private state does not change.
         quorum: share of a round's participants that must not drop out. With fewer, the round's updates are discarded.

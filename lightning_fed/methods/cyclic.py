@@ -11,7 +11,7 @@ from lightning_fed.options import PositiveInt
 
 
 class Cyclic(FederatedModule):
-    r"""Cyclical weight transfer: the network passes from client to client, :math:`w \leftarrow w_k`, and nothing is averaged.
+    r"""The network passes from client to client without averaging (cyclical weight transfer): :math:`w \leftarrow w_k`.
 
     A round is one client's turn, whatever the federation's ``participation`` is; a cycle is as many rounds as there are clients
     that may take part. Monitored: accuracy after aggregation.

@@ -46,7 +46,7 @@ class DSFL(PublicDistillation):
 
     .. math:: \bar p(d) = \frac{1}{K} \sum_k p_k(d), \qquad \hat p(d) = \mathrm{softmax}(\bar p(d) / T),
 
-    and each participant, and the server with a model of its own, minimises
+    and each participant, and the server with its own model, minimises
     :math:`-\sum_c \hat p_c(d) \log \mathrm{softmax}(f(d))_c` over :math:`o_r`. With simple averaging (SA) the label is
     :math:`\bar p(d)` itself. T divides probabilities, not logits: the smaller it is, the more the largest stands out; if none
     does, ERA makes labels *more* uniform.

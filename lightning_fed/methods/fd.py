@@ -20,7 +20,7 @@ ROUND = "round"
 
 
 class FD(ClassRowsModule):
-    r"""Federated distillation: clients with different networks exchange mean outputs per label and distil the others' means.
+    r"""Clients with different networks exchange their mean outputs for each label, and distil the means of the others.
 
     During training a client sums its network's outputs :math:`p = \mathrm{softmax} f(x)` by label, over all epochs of the round,
     and sends the mean :math:`\bar F_k[l]` for each label l that it saw. From the participants' means the server computes a teacher

@@ -15,7 +15,7 @@ from lightning_fed.options import NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class FedALA(WholeServerModule):
-    r"""Adaptive local aggregation: clients start from a learned element-wise mixture of their last model and the global one.
+    r"""FedAvg whose clients start from a learned element-wise mixture of their last model and the global one.
 
     A client keeps its last model :math:`\theta_k` and a weight :math:`W_k \in [0, 1]` for each entry of the last layers. In its
     first turn it starts from the server's model :math:`w`. In later turns the last layers start from :math:`\hat\theta = \theta_k +
@@ -63,7 +63,7 @@ class FedALA(WholeServerModule):
         self.first_weight_epochs = first_weight_epochs
         if self.fine_tuning.length() and self.fine_tuning.part == "private":
             raise FederationError(
-                "fine_tuning has part=private, but what FedALA's clients keep is learned before each measurement as it is: set it "
+                "fine_tuning has part=private, but FedALA's private weights are learned before each evaluation anyway: set part "
                 "to all or head."
             )
 

@@ -35,7 +35,7 @@ MODEL = "model/"
 
 
 class FedAMP(FederatedModule):
-    r"""Attentive message passing: each client keeps a personal model, which is pulled towards those of similar clients.
+    r"""Each client keeps a personal model, which attentive message passing pulls towards those of similar clients.
 
     Together the clients minimise :math:`\sum_i L_i(w_i) + \lambda \sum_{i<j} A(\lVert w_i - w_j \rVert^2)` with
     :math:`A(x) = 1 - e^{-x/\sigma}`. In round k the server has each client's latest parameters and computes for each participant a

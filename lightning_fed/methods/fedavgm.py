@@ -13,7 +13,7 @@ from lightning_fed.options import PositiveInt
 class FedAvgM(FedAvg):
     r"""FedAvg with momentum on the server: :math:`v \leftarrow \beta v + (\bar w - w)`, :math:`w \leftarrow w + \eta v`.
 
-    Clients do, and send, what FedAvg's do. Buffers are averaged. Monitored: accuracy after aggregation.
+    Clients train and send as in FedAvg. Buffers are averaged. Monitored: accuracy after aggregation.
 
     Args:
         backbone: the network that every client trains.

@@ -14,7 +14,7 @@ INITIAL = "initial_head."
 
 
 class FedBABU(FederatedModule):
-    r"""Body aggregation and body update: clients train the body with a fixed random head, and fine-tune the network to predict.
+    r"""Clients train and share the body with a fixed random head, and fine-tune the whole network to predict.
 
     All clients have one random head :math:`h_0`. A client trains the body, :math:`\min_\phi L_k(h_0 \circ \phi)`; the head has no
     gradient and no optimizer entry, so that neither momentum nor weight decay moves it. The body travels, with its batch norm, and

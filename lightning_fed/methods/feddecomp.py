@@ -30,7 +30,7 @@ from lightning_fed.options import Fraction, NonNegativeInt, PositiveInt
 
 
 class FedDecomp(FederatedModule):
-    r"""Every weight is :math:`\sigma + \tau_i`: a shared full-rank part and a private low-rank part, trained one after the other.
+    r"""Every weight is :math:`\sigma + \tau_i`, a shared full-rank part plus a private low-rank part, trained alternately.
 
     Convolutional, linear and attention weights of any network are decomposed (see :func:`lightning_fed.nn.decompose`); biases,
     norms and embeddings belong to :math:`\sigma`. A frozen weight has no :math:`\tau_i`. A round of a client (Algorithm 1):

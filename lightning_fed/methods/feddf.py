@@ -24,7 +24,7 @@ def default_student_optimizer(parameters: Any) -> torch.optim.Optimizer:
 
 
 class FedDF(EnsembleModule):
-    r"""Ensemble distillation: FedAvg within each architecture, then each average is distilled from all clients' models.
+    r"""FedAvg within each architecture, after which the ensemble of all clients' models is distilled into each average.
 
     A client trains its architecture's model as in FedAvg. The server averages the updates of each architecture, and then, for each,
     takes the average as the student and minimises
@@ -167,5 +167,5 @@ class DistillingServer(EnsembleServer):
 
     def _knows(self, metrics: Mapping[str, float]) -> bool:
         if "val/accuracy" not in metrics:
-            raise FederationError("drop_worst needs validation data, of which there are none: set data.init_args.val_share.")
+            raise FederationError("drop_worst needs validation data, but there are none: set data.init_args.val_share.")
         return metrics["val/accuracy"] >= 1.2 / self.method.num_classes

@@ -15,7 +15,7 @@ from lightning_fed.options import PositiveFloat, PositiveInt
 
 
 class FedDyn(WholeServerModule, KeepsGlobalParameters):
-    r"""Dynamic regularization: each client modifies its objective in every round, so that the optima of clients and server align.
+    r"""Each client's objective is regularized dynamically in every round, so that the optima of clients and server align.
 
     The server has the model :math:`w` and :math:`h`, a client :math:`g_k`, its gradient at its last model; both start at zero. A
     round:

@@ -9,7 +9,7 @@ from lightning_fed.nn.low_rank_sums import averaging_error
 
 
 class FedExLoRA(ExactLoRA):
-    r"""Exact aggregation of LoRA: HOMLoRA, with the residual error of averaging the factors added to the frozen matrices.
+    r"""HOMLoRA with exact aggregation, which adds the residual error of averaging the factors to the frozen matrices.
 
     The server averages A and B, with equal weights, and moves each adapted matrix by the error of this average,
     :math:`W \leftarrow W + s (\sum_k p_k B_k A_k - \bar B \bar A)`, so that all clients continue from the exact mean of the

@@ -34,7 +34,7 @@ class Matrix(NamedTuple):
 
 
 class FedHMLoRA(LoRAModule):
-    r"""Clients train LoRA of different ranks on the attention of a frozen network; the server averages the products at full rank.
+    r"""Clients train LoRA of different ranks on a frozen network's attention, and the server averages the products at full rank.
 
     A round (Section 5.2):
 

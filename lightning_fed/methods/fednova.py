@@ -19,7 +19,7 @@ STEPS = "steps"
 
 
 class FedNova(FedProx):
-    r"""Normalized averaging: clients' changes are divided by their numbers of local steps before they are averaged.
+    r"""FedAvg with normalized averaging, which divides clients' changes by their numbers of local steps.
 
     Client :math:`k` takes :math:`\tau_k` steps of SGD from :math:`w` to :math:`\theta_k`, whose gradients have the total weight
     :math:`\lVert a_k \rVert_1`. The server steps by the mean of the normalized changes,
@@ -68,7 +68,7 @@ class FedNova(FedProx):
             wrong += [f"lr_scheduler with lr_interval={self.lr_interval}" + ", and mu" * bool(self.mu)]
         if wrong:
             raise FederationError(
-                f"FedNova got {', '.join(wrong)}, and does not know how much each of the steps weighs then: give torch.optim.SGD "
+                f"FedNova got {', '.join(wrong)}, with which the weights of the steps are unknown: give torch.optim.SGD "
                 "with a constant lr, and momentum or mu."
             )
         return group["momentum"], group["nesterov"], group["lr"] * self.mu

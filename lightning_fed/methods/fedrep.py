@@ -9,7 +9,7 @@ from lightning_fed.options import NonNegativeInt, PositiveInt
 
 
 class FedRep(FedPer):
-    """Clients share a representation and keep private heads, trained in turn: first the head, then the representation.
+    """Clients share a representation and keep private heads, and train first the head, then the representation.
 
     In each phase the other part is frozen: no gradient and no optimizer entry, so that neither momentum nor weight decay moves it.
     Batch-norm statistics belong to the representation and follow the data in both phases, as in the authors' code. The server's

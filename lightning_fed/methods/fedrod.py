@@ -14,7 +14,7 @@ from lightning_fed.options import NonNegativeFloat, PositiveInt
 
 
 class FedRoD(FederatedModule):
-    r"""A shared feature extractor with two decoupled heads: a generic one with balanced risk, and a personal one on top of it.
+    r"""A shared feature extractor with a generic head, trained with balanced risk, and a decoupled personal head on top of it.
 
     With features :math:`z = f(x)`, generic head :math:`g` and personal head :math:`h_i`, a client minimises on each batch
 

@@ -10,7 +10,7 @@ from lightning_fed.methods.heterofl import HeteroFL, HeteroFLServer, narrowed
 
 
 class FedRolex(HeteroFL):
-    r"""HeteroFL with rolling sub-models: the window of channels moves from round to round, so that each is trained equally often.
+    r"""HeteroFL with a window of channels that rolls from round to round, so that each channel is trained equally often.
 
     In round :math:`t`, counted from 0, a client of width :math:`s` gets, of each hidden layer with :math:`K` channels, the
     :math:`\mathrm{round}(sK)` from :math:`t \bmod K` on, wrapping around: in K rounds each channel is in as many windows. Layers

@@ -11,7 +11,7 @@ from lightning_fed.models.adapters import adapter_names
 
 
 class FedSALoRA(LoRAModule):
-    r"""Selective aggregation of LoRA: clients train A and B, the server averages A, and B stays with the client.
+    r"""Clients train both factors of a LoRA adapter, of which the server averages only A, and B stays with the client.
 
     A client's weights are :math:`W + s B_k A`. The head and all moments stay with the client, too. This private state does not
     change between the client's turns, while A does. A client that never took part has a B of zeros, so that its network

@@ -5,7 +5,7 @@ from lightning_fed.models.adapters import adapter_names
 
 
 class FFALoRA(LoRAModule):
-    r"""LoRA with frozen A: A is drawn once, the same for all clients, and never changes; clients train B, the server averages B.
+    r"""Federated LoRA with a fixed random A, the same for all clients, who train only B.
 
     The server averages B, with equal weights. With one A for all, the mean of the factors is the mean of the products,
     :math:`\sum p_k B_k A = \bar B A`: averaging is exact, in every round. A comes from the run's seed and does not travel.

@@ -17,7 +17,7 @@ Partition = Literal["none", "keep", "drop"]
 
 
 class FlexLoRA(ExactLoRA):
-    r"""LoRA of different ranks: the server averages the products, and sends each client their best factors of its rank, by SVD.
+    r"""The server averages the products of LoRA adapters of different ranks, and sends each client the best factors of its rank.
 
     The server's change of a matrix is :math:`\Delta W = \sum_k p_k s_k B_k A_k`. With :math:`\Delta W = U \Sigma V^\top` a client
     of rank :math:`r_k` gets :math:`B = U_{r_k} \Sigma_{r_k} / s_k` and :math:`A = V_{r_k}^\top`, trains them and sends them back.

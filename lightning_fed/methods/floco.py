@@ -31,7 +31,7 @@ POINT = "point"
 
 
 class Floco(FederatedModule):
-    r"""Federated learning over connected modes: one body and a simplex of good heads, in which each client gets its own subregion.
+    r"""One body and a simplex of connected heads, all of which are good, with a subregion of it for each client.
 
     The weight of the head is :math:`\sum_m \alpha_m W_m`, a point of the simplex with the corners :math:`W_1, \dots, W_M`; its bias
     and the rest of the network are ordinary. All of it travels and is averaged.
@@ -47,7 +47,7 @@ class Floco(FederatedModule):
     not included. Monitored: accuracy after aggregation, of the clients' points.
 
     Args:
-        backbone: the network of every client, which has a head of its own.
+        backbone: the network of every client, whose head shares no weights.
         num_classes: number of classes; None: as many as the data have.
         corners: M; with 1, and ``rho`` 0, it is FedAvg. The authors: 10.
         tau: round :math:`\tau`. The authors: 250 of 500; in a run of fewer rounds no client gets a point.
@@ -137,7 +137,7 @@ class Floco(FederatedModule):
         count = sum(client.takes_part for client in clients)
         if self.corners > 1 and count < self.corners:
             raise FederationError(
-                f"Floco projects {count} clients on {self.corners} principal components, which there are not: set corners to "
+                f"Floco projects {count} clients on {self.corners} principal components, but needs as many: set corners to "
                 f"{count} at most."
             )
         return SimplexServer(self)

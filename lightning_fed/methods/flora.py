@@ -17,7 +17,7 @@ START = "start_seed"
 
 
 class FLoRA(ExactLoRA):
-    r"""Stacking-based aggregation of LoRA: the server stacks a round's adapters, and adds the product to the frozen matrices.
+    r"""The server stacks the LoRA adapters of a round, of any ranks, and adds their product to the frozen matrices.
 
     A client starts each round with a new adapter, A random and B zero, on the current matrices; the server moves these by
     :math:`W \leftarrow W + \sum_k p_k s_k B_k A_k = W + [B_1 \dots B_K] [p_1 s_1 A_1; \dots; p_K s_K A_K]`, which is exact for
@@ -42,13 +42,13 @@ class FLoRA(ExactLoRA):
         super().__init__(backbone, num_classes, persistent=False, **kwargs)
 
     def load_broadcast(self, broadcast: Broadcast) -> None:
-        """Take over what the server sent, with a new adapter."""
+        """Load the server's state, with a new adapter."""
         state = dict(broadcast.state)
         drawn = draw_adapters(self.matrices, int(state.pop(START)))
         super().load_broadcast(replace(broadcast, state=state | self.matrices.of_rank(drawn, self.rank())))
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """Stacks."""
+        """A server that stacks the adapters."""
         return FLoRAServer(self.shared_state(), self.matrices, self.rank_of(clients), self.weighting)
 
 

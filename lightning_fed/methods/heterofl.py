@@ -14,7 +14,7 @@ from lightning_fed.options import PositiveFloat, PositiveInt
 
 
 class HeteroFL(SizedModule):
-    r"""Clients train narrower versions of the global network: the leading channels of every hidden layer.
+    r"""Clients train narrower versions of the global network, which have the leading channels of every hidden layer.
 
     A client of width :math:`s` gets the first :math:`\mathrm{round}(sK)` channels of each hidden layer with :math:`K` channels, and
     about :math:`s^2` of all parameters. The server averages each entry over the clients that cover it, regardless of their numbers

@@ -18,7 +18,7 @@ from lightning_fed.options import ClosedUnitInterval, NonNegativeFloat, Positive
 
 
 class HETLoRA(LoRAModule):
-    r"""Heterogeneous LoRA ranks: the server truncates for each client, clients prune, the server zero-pads and averages.
+    r"""Clients train and prune LoRA adapters of different ranks, which the server zero-pads to average and truncates to send.
 
     A round of a client k of rank :math:`r_k`:
 

@@ -4,7 +4,7 @@ from lightning_fed.methods.families.lora import LoRAModule
 
 
 class HOMLoRA(LoRAModule):
-    r"""All clients train one LoRA adapter of one rank; the server averages A and B separately, with equal weights.
+    r"""All clients train one LoRA adapter of one rank, and the server averages A and B separately, with equal weights.
 
     The mean of the factors is not the factors of the mean: :math:`\bar B \bar A \ne \overline{BA}`, and the gap grows with
     ``steps``. Monitored: accuracy after aggregation, of the averaged adapter on each client's test data. Arguments as in

@@ -17,7 +17,7 @@ from lightning_fed.options import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 class MOON(WholeServerModule, KeepsGlobalParameters):
-    r"""Model-contrastive learning: FedAvg with representations pulled to the global model's and away from the client's last one's.
+    r"""FedAvg with a contrastive term that pulls representations to those of the global model and away from the client's last one.
 
     A client minimises :math:`L_k(w) + \mu\, \ell_\mathrm{con}`, the mean over the batch of
 

@@ -138,7 +138,7 @@ class PerFedAvg(SecondOrderModule):
                 self._values = self.learnable()
                 return
             batch = self.trainer.precision_plugin.convert_input(first)
-            batch = self.trainer.strategy.batch_to_device(batch)  # which calls what follows it, too
+            batch = self.trainer.strategy.batch_to_device(batch)  # also calls the transfer hooks
             self._values = self.adapted(self.learnable(), batch)
 
     def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:

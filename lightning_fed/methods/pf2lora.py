@@ -16,7 +16,7 @@ from lightning_fed.options import NonNegativeFloat, PositiveInt
 
 
 class PF2LoRA(LoRAModule, SecondOrderModule):
-    r"""Two-level LoRA: a common adapter, which is averaged, and a smaller private one, which stays with the client.
+    r"""Two-level LoRA with a common adapter, which is averaged, and a smaller private one, which stays with the client.
 
     A client's weights are :math:`W + BA + D_k C_k` with the common :math:`x = (A, B)` and the private :math:`y_k = (C_k, D_k)`.
     The problem is bilevel: :math:`\min_x \frac{1}{M} \sum_k f_k(x, y_k^*(x))` with :math:`y_k^*(x) \in \arg\min_y f_k(x, y)`. A
@@ -34,7 +34,7 @@ class PF2LoRA(LoRAModule, SecondOrderModule):
         backbone: builds the network, given the number of classes: ``TransformerClassifier``. Its attention becomes ``eager`` if
             second derivatives are needed, because PyTorch's fused attention has none.
         num_classes: number of classes; None: as many as the data have.
-        client_r: rank of the private adapter. The paper: 2 (DeBERTa-v3: 4), beside an ``r`` of 8 (GPT-2: 4).
+        client_r: rank of the private adapter. The paper: 2 (DeBERTa-v3: 4), with an ``r`` of 8 (GPT-2: 4).
         client_lr: :math:`\alpha`, of plain gradient descent on y. The paper: 1e-3 for most of GLUE, with which y may stay close to
             zero: choose it on validation data, and check ``adapter/private_share/mean``.
         hypergradient: ``exact`` differentiates through step 1; ``finite_difference`` replaces the second term by a difference of

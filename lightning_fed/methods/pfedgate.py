@@ -34,7 +34,7 @@ PREFIX = "backbone."
 
 
 class PFedGate(KeepsGlobalParameters):
-    r"""Sparse model adaptation: clients share one dense network, and each one's private gate selects a sparse one for each batch.
+    r"""Clients share one dense network, of which each client's private gate selects a sparse part for each batch.
 
     The trainable parameters :math:`\theta` are cut into blocks. For each batch, the client's gate :math:`\phi_i` gives each block
     an importance and a scale :math:`g_l`, both in (0, 1). The kept blocks :math:`m_l` are chosen by importance within a
@@ -113,7 +113,7 @@ class PFedGate(KeepsGlobalParameters):
         """Build the network and, drawn after it, the gate."""
         if self.input_shape is None or len(self.input_shape) != 3:
             raise FederationError(
-                f"The gate is for images of one size, and the data have {self.input_shape or 'not said theirs'}: give input_shape, "
+                f"The gate is for images of one size, and the data have {self.input_shape or 'no known shape'}: give input_shape, "
                 "channels, height and width."
             )
         super().build()

@@ -119,7 +119,7 @@ class PFedLoRA(FederatedModule):
         ]
 
     def client_loss(self, batch: Any) -> Tensor:
-        r""":math:`(1-\mu)\,\ell_1 + \mu\,\ell_2` of a batch; the adapter's branch is left out where its weight is zero."""
+        r""":math:`(1-\mu)\,\ell_1 + \mu\,\ell_2` of a batch; without the adapter's branch if its weight is zero."""
         x, y = self.unpack(batch)
         representation, logits = self.backbone.encode_and_classify(x, self.cut)
         own = self.criterion(logits, y)

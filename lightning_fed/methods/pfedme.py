@@ -14,7 +14,7 @@ from lightning_fed.options import NonNegativeFloat, PositiveInt
 
 
 class PFedMe(PersonalModule):
-    r"""Personalization with Moreau envelopes: clients optimize personal models near the global one, which minimises the envelopes.
+    r"""The global model minimises the clients' Moreau envelopes, and each client keeps a personal model near it.
 
     The objective is :math:`\min_w \frac{1}{N} \sum_k F_k(w)`, :math:`F_k(w) = \min_\theta f_k(\theta) + \frac{\lambda}{2} \lVert
     \theta - w \rVert^2`. A step of a client on one batch:

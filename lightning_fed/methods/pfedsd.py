@@ -14,7 +14,7 @@ from lightning_fed.options import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 class PFedSD(PersonalModule):
-    r"""Self-knowledge distillation: FedAvg in which a client's model from its last turn teaches the model that it trains now.
+    r"""FedAvg with self-knowledge distillation, in which a client's model from its last turn teaches the one that it trains now.
 
     A round of a client that has taken part before, with its personal model :math:`v_k`:
 
@@ -23,7 +23,7 @@ class PFedSD(PersonalModule):
        :math:`p_w = \mathrm{softmax}(f_w(x) / T)`; :math:`v_k` is in eval mode and gets no gradient.
     3. :math:`v_k \leftarrow w`, which stays; send :math:`w`.
 
-    The client's knowledge of its own data so survives the server's broadcast. A client that takes part for the first time has no
+    So the client's knowledge of its own data survives the server's broadcast. A client that takes part for the first time has no
     teacher and trains as in FedAvg. Payload and average are FedAvg's. A client predicts with :math:`v_k`, or with the server's
     model if it never took part; the server's model is evaluated as ``global``. The logged loss includes the distillation.
     Monitored: accuracy after aggregation; it equals that before.

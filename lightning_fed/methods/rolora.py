@@ -12,7 +12,7 @@ from lightning_fed.models.adapters import adapter_names
 
 
 class RoLoRA(LoRAModule):
-    r"""Alternating optimization of LoRA: clients train B in odd rounds and A in even ones, while the other factor is frozen.
+    r"""Clients train the factors of a LoRA adapter alternately, B in odd rounds and A in even ones, with the other one frozen.
 
     The server averages the trained factor, with equal weights. As all clients have the same frozen factor, the mean of the factors
     is the mean of the products, in every round, and yet both factors learn. The frozen factor has no optimizer, whose momentum or

@@ -135,7 +135,7 @@ def check_plain_sgd(optimizer: OptimizerCallable, gradient_clip: float | None) -
         wrong = [type(made).__name__]
     if wrong:
         raise FederationError(
-            f"SCAFFOLD's option II is for plain SGD, but got {', '.join(wrong)}: its control variates would be no gradients. Set "
+            f"SCAFFOLD's option II is for plain SGD, but got {', '.join(wrong)}: its control variates would not be gradients. Set "
             "option to I, or the optimizer to torch.optim.SGD with lr alone."
         )
 

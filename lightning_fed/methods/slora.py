@@ -29,7 +29,7 @@ MASK_SEED = "mask_seed"
 
 
 class SLoRA(LoRAModule):
-    r"""Federated LoRA with a data-driven initialization: the adapter starts from a few rounds of sparse fine-tuning.
+    r"""Federated LoRA whose adapter is initialized from a few rounds of sparse fine-tuning.
 
     1. For ``sparse_rounds`` rounds clients train only the entries of the adapted matrices that a random mask selects. The server
        draws one mask per matrix, the same for all clients, and sends the seed. Only the values of these entries travel, and the
@@ -103,7 +103,7 @@ class SLoRA(LoRAModule):
             name, linear = f"backbone.{within}", layer.get_base_layer()
             if not isinstance(linear, nn.Linear):
                 raise FederationError(
-                    f"{name} is a {type(linear).__name__}, but SLoRA adapts linear layers: name such in target_modules."
+                    f"{name} is a {type(linear).__name__}, but SLoRA adapts linear layers: name linear layers in target_modules."
                 )
             self.shapes[name] = linear.weight.shape
             if self.sparse:

@@ -22,7 +22,7 @@ def slow_sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 class SplitMix(SizedModule):
-    r"""Several independent narrow base networks: a client trains as many as it can, and a prediction mixes any number of them.
+    r"""Clients train as many independent narrow base networks as they can, and a prediction mixes any number of them.
 
     The server holds ``bases`` networks. In a round, a client with a budget of k gets k of them: one from a queue of all networks,
     which is reshuffled whenever it is empty, the rest drawn without replacement. On each batch every network has its own

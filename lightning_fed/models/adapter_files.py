@@ -1,4 +1,4 @@
-"""Adapters as peft writes and reads them, and networks with their adapters added to the weights."""
+"""Adapters in peft's file format, and networks with their adapters added to the weights."""
 
 import warnings
 from collections.abc import Collection, Sequence
@@ -24,19 +24,19 @@ FACTORS = {"lora_A": 0, "lora_B": 1, "lora_embedding_A": 0, "lora_embedding_B": 
 
 
 def save_adapter(folder: Path, network: Network, clean: Network, adapters: Sequence[str] = (COMMON,)) -> None:
-    """Write a peft adapter, which ``PeftModel.from_pretrained(network, folder)`` loads onto the network as it was.
+    """Write a peft adapter, which ``PeftModel.from_pretrained(network, folder)`` loads onto the original network.
 
-    It holds what else was learned (the head, a pooler), as ``modules_to_save``, and, as one adapter, those that act together: of
-    ranks r and r' one of rank r + r', for :math:`BA + DC` is the product of the factors side by side.
+    It contains other trained modules (the head, a pooler) as ``modules_to_save``, and the adapters that act together as one: those
+    of ranks r and r' become one of rank r + r', because :math:`BA + DC` is the product of the concatenated factors.
 
     Args:
         folder: to write to.
         network: with adapters.
-        clean: the network without them, of which nothing but what else learns requires gradients.
-        adapters: names of those that act.
+        clean: the network without adapters, in which only the other trained parameters require gradients.
+        adapters: names of the adapters that act.
 
     Raises:
-        FederationError: if what else was learned belongs to no layer.
+        FederationError: if another trained parameter belongs to no layer.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -66,19 +66,19 @@ def save_adapter(folder: Path, network: Network, clean: Network, adapters: Seque
         for name in (name for name in own if name.startswith(f"{module}.")):
             values[f"base_model.model.{module}.modules_to_save.default.{name.removeprefix(f'{module}.')}"] = own[name]
     exported.load_state_dict(values, strict=False)
-    # What is new is in modules_to_save; asked to find out about embeddings, peft would look for the network on the hub.
+    # New modules are in modules_to_save; to check embeddings, peft would look for the network on the hub.
     exported.save_pretrained(str(folder), save_embedding_layers=False)
 
 
 def save_merged(folder: Path, network: Network, clean: Network, weights: State) -> None:
-    """Write a whole network without adapters: as the transformers library saves and loads it, if it is one of that library, else as
-    ``model.safetensors``, by the names that its tensors have in it.
+    """Write a whole network without adapters: in the format of the transformers library, if it is one of that library, otherwise as
+    ``model.safetensors``, with the names of its tensors.
 
     Args:
         folder: to write to.
         network: with adapters.
         clean: see :func:`save_adapter`.
-        weights: those of adapted layers with what adapters add to them, by name of the layer.
+        weights: of the adapted layers, with the adapters' products added, by name of the layer.
     """
     base, own = inside(clean), inside(network).state_dict()
     learned = {name for name, parameter in base.named_parameters() if parameter.requires_grad}
@@ -96,7 +96,7 @@ def save_merged(folder: Path, network: Network, clean: Network, weights: State) 
 
 
 def merged_weights(network: Network, adapters: Sequence[str] = (COMMON,)) -> State:
-    """The adapted weights with what these adapters add to them, by name of the layer in the network."""
+    """The adapted weights with the products of these adapters added, by name of the layer in the network."""
     layers = adapted_layers(network)
     if quantised := [path for path, layer in layers.items() if not layer.get_base_layer().weight.is_floating_point()]:
         raise FederationError(f"{quantised[0]} is quantised: export the adapter, and merge it into the network as published.")
@@ -107,8 +107,8 @@ def merged_weights(network: Network, adapters: Sequence[str] = (COMMON,)) -> Sta
 
 
 def modules_of(parameters: Collection[str], network: nn.Module) -> list[str]:
-    """The fewest modules that hold these parameters: a module that has no others rather than its parts, and where it has others the
-    module that holds them itself.
+    """The fewest modules that hold these parameters: a whole module if it has no other parameters, otherwise the submodules that
+    hold them directly.
 
     Raises:
         FederationError: for a parameter of the network itself, which belongs to no module in it.

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, Hu et al., ICLR 2022) on any network, put there by peft, with its options by its names."""
+"""Low-rank adapters (LoRA, Hu et al., ICLR 2022) on any network, through peft, with peft's option names."""
 
 import re
 import warnings
@@ -37,13 +37,13 @@ class Adapters:
         r: rank of the adapters; or a list, of which client ``k`` has entry ``k mod len(list)``, for methods whose clients may have
             different networks.
         lora_alpha: the scale s is ``lora_alpha / r``.
-        target_modules: names of the layers that are adapted (linear ones, convolutions, embeddings), or how they end, or a pattern
+        target_modules: names, or endings of names, of the adapted layers (linear ones, convolutions, embeddings), or a pattern
             of whole names; ``all-linear``: every linear layer but the heads and the output layer of a language model. None: query
-            and value projections, where the network or peft knows them.
+            and value projections, if the network or peft knows them.
         lora_dropout: dropout before the adapters.
         use_rslora: let the scale be :math:`\mathrm{lora\_alpha} / \sqrt{r}` (Kalajdzievski 2023).
-        layers_to_transform: numbers of the blocks whose layers are adapted; None: all.
-        modules_to_save: names of further layers, or how they end, that learn as a whole.
+        layers_to_transform: indices of the blocks whose layers are adapted; None: all.
+        modules_to_save: names, or endings of names, of further layers that are trained as a whole.
     """
 
     r: list[PositiveInt] | PositiveInt = 8
@@ -56,16 +56,16 @@ class Adapters:
 
     @property
     def ranks(self) -> list[int]:
-        """Of the clients, in turn."""
+        """The clients' ranks; client ``k`` has entry ``k mod len(list)``."""
         return self.r if isinstance(self.r, list) else [self.r]
 
     def add_to(self, network: Backbone | Transformer, name: str = COMMON, place: int = 0) -> None:
-        """Put adapters on a network, in place, beside those that are there. What required gradients still does, and so do they.
+        """Add adapters to a network, in place, next to existing ones. They require gradients, and so do all parameters that did.
 
         Args:
-            network: of which nothing but heads and further modules requires gradients, see :class:`.FrozenBackbone`.
+            network: in which only heads and further modules require gradients, see :class:`.FrozenBackbone`.
             name: of these adapters.
-            place: which of the ranks they have.
+            place: index of their rank.
 
         Raises:
             FederationError: if no layer has such a name, or one cannot have such adapters.
@@ -81,13 +81,13 @@ class Adapters:
             r=rank,
             lora_alpha=cast(int, self.lora_alpha),
             target_modules=self._targets(network, heads),
-            exclude_modules=heads,  # a head's layer may be called as one of the body's
+            exclude_modules=heads,  # a head's layer may have the same name as one of the body's
             lora_dropout=self.lora_dropout,
             use_rslora=self.use_rslora,
             layers_to_transform=self.layers_to_transform,
         )
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Already found a `peft_config`")  # a second adapter beside the first: as intended
+            warnings.filterwarnings("ignore", "Already found a `peft_config`")  # a second adapter is intended
             warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # peft corrects it for GPT-2's transposed layers
             try:
                 inject_adapter_in_model(config, inner, name)
@@ -98,9 +98,9 @@ class Adapters:
                     f"target_modules as in the network's named_modules(): {_some(adaptable(inner, heads))}."
                 ) from error
         for path, layer in adapted_layers(network).items():
-            layer.set_adapter(list(layer.r))  # putting one there deactivates those before
+            layer.set_adapter(list(layer.r))  # adding an adapter deactivates earlier ones
             rows, columns = _shape(layer.get_base_layer())
-            if rank * (rows + columns) > A_SLIP * rows * columns:  # beyond the smaller side it is of no more use, but it works
+            if rank * (rows + columns) > A_SLIP * rows * columns:  # a rank beyond the smaller side has no further use, but works
                 raise FederationError(
                     f"Adapters of rank {rank} were asked for, but the layer {path} of {name_of(network)} is {rows} x {columns}: "
                     f"give up to {min(rows, columns)}, or leave the layer out of target_modules."
@@ -121,7 +121,7 @@ class Adapters:
 
 
 def inside(network: Backbone | Transformer) -> nn.Module:
-    """The network that another library knows, where it is wrapped; else the network itself."""
+    """The network of another library inside a wrapper; otherwise the network itself."""
     return network.network if isinstance(network, Wrapped | Transformer) else network
 
 
@@ -133,7 +133,7 @@ def adapted_layers(network: nn.Module) -> dict[str, Any]:
 
 
 def adapter_names(network: nn.Module, factor: Literal["A", "B"], name: str = COMMON) -> set[str]:
-    """Names of one factor's tensors within a network: of A, ``(r, in)``, or of B, ``(out, r)``."""
+    """Names of one factor's tensors within a network: A, ``(r, in)``, or B, ``(out, r)``."""
     return {
         f"{path}.{place}.{name}{end}"
         for path, layer in adapted_layers(network).items()
@@ -145,7 +145,7 @@ def adapter_names(network: nn.Module, factor: Literal["A", "B"], name: str = COM
 def adaptable(network: nn.Module, heads: Collection[str] = ()) -> dict[str, nn.Module]:
     """The layers that could have adapters, by name."""
     kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
-    adapted = adapted_layers(network)  # of which another adapter takes the whole
+    adapted = adapted_layers(network)  # another adapter adapts the whole layer
     found = {
         path: adapted[path].get_base_layer() if path in adapted else layer
         for path, layer in network.named_modules()
@@ -156,7 +156,7 @@ def adaptable(network: nn.Module, heads: Collection[str] = ()) -> dict[str, nn.M
 
 
 def named(network: nn.Module, endings: Collection[str]) -> dict[str, nn.Module]:
-    """The layers of a network with these names, or that end so.
+    """The layers of a network with these names or endings of names.
 
     Raises:
         FederationError: for a name that no layer has.
@@ -178,11 +178,11 @@ def _is_linear(layer: nn.Module) -> bool:
 
 def _shape(layer: Any) -> tuple[int, int]:
     weight: Tensor = layer.weight
-    # Of a quantised layer, the weight has another shape.
+    # The weight of a quantised layer has another shape.
     return getattr(layer, "out_features", weight.shape[0]), getattr(layer, "in_features", weight[0].numel())
 
 
 def _some(layers: Iterable[str]) -> str:
-    """How some layers end, without the numbers of their blocks."""
+    """Endings of some layers' names, without the indices of their blocks."""
     ends = list(dict.fromkeys(re.sub(r"^.*\.\d+\.", "", path) for path in layers))
     return ", ".join(ends[:8]) + ", …" * (len(ends) > 8)

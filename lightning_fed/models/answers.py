@@ -1,4 +1,4 @@
-"""What networks answer in texts, which the data score together."""
+"""Generated texts of networks, which the data score together."""
 
 from collections import defaultdict
 from typing import Any
@@ -11,19 +11,19 @@ from lightning_fed.models.transformer import Transformer
 
 
 class Answers:
-    """Collects a network's answers over the batches of a measurement."""
+    """Collects a network's answers over the batches of an evaluation."""
 
     def __init__(self) -> None:
         self._answers: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
 
     def add(self, network: Any, inputs: Any, targets: Tensor, prefix: str = "") -> None:
-        """Add those to a batch, if the network answers in texts.
+        """Add the answers to a batch, if the network generates texts.
 
         Args:
-            network: that is measured.
-            inputs: of the batch. One that does not say to which examples it belongs is not from data that can score texts.
+            network: the evaluated network.
+            inputs: of the batch. A batch without the ids of its examples is not from data that can score texts.
             targets: of the batch.
-            prefix: what the names of the scores begin with.
+            prefix: of the scores' names.
         """
         if not isinstance(network, Transformer) or isinstance(inputs, Tensor) or EXAMPLE not in inputs:
             return
@@ -34,7 +34,7 @@ class Answers:
             self._answers[prefix].append((inputs[EXAMPLE].cpu()[:left], answers.cpu()[:left]))
 
     def score(self, datamodule: Any) -> dict[str, float]:
-        """What the data say of all answers, by name; the next measurement begins with none.
+        """The data's scores of all answers, by name; resets the answers for the next evaluation.
 
         Raises:
             FederationError: if these data cannot score texts.

@@ -1,4 +1,4 @@
-"""The narrow base of every network that a method can train, and any other network behind it."""
+"""The interface of networks that methods can train, and a wrapper for any other network."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -14,17 +14,17 @@ from lightning_fed.options import LARGEST, PositiveInt
 
 
 class TrainableNetwork(nn.Module):
-    """What a method trains: a :class:`Backbone`, or a :class:`.Transformer`, which cannot be cut in two and says so itself."""
+    """A network that a method can train: a :class:`Backbone`, or a :class:`.Transformer`, which cannot be cut in two."""
 
 
 class Backbone(TrainableNetwork, ABC):
-    """A classifier that can be cut in two: an encoder and what follows it.
+    """A classifier that can be cut in two: an encoder and the layers after it.
 
     Methods share one side of a cut, replace the head, or attach a branch to the representation at the cut. A subclass sets
     :attr:`head` and implements :meth:`encode` for the default cut ``"features"``, the input of the head.
 
-    Some methods ask for more. A network that can be made narrower takes ``width`` (1: as it is) as an argument and multiplies
-    all hidden numbers of channels by it. One that can be factorized names the layers in :attr:`factorizable`.
+    Some methods need more. A network that can be made narrower takes ``width`` (1: full width) as an argument and multiplies
+    all hidden numbers of channels by it. A network that can be factorized names the layers in :attr:`factorizable`.
 
     Attributes:
         head: the classifier, ``Linear(feature_dim, num_classes)``.
@@ -38,14 +38,14 @@ class Backbone(TrainableNetwork, ABC):
         return []
 
     def last_layers(self, count: int) -> set[str]:
-        """Names of the tensors in the last layers: modules with parameters, of sequences and lists those in them, so that a
-        residual block is one. The head is the last.
+        """Names of the tensors in the last layers. A layer is a module with parameters, in sequences and lists each of their
+        modules, so that a residual block is one layer. The head is the last.
 
         Args:
-            count: how many, from 1 to all of them.
+            count: number of layers, from 1 to all of them.
 
         Raises:
-            FederationError: for more than there are, and for a network that does not end in its head.
+            FederationError: for more layers than the network has, and for a network that does not end in its head.
         """
         if count == 1:
             return self.head_names()
@@ -60,12 +60,12 @@ class Backbone(TrainableNetwork, ABC):
 
     @property
     def cuts(self) -> Mapping[str, int]:
-        """Where the network can be cut, and how wide the representation is there; front to back."""
+        """Places where the network can be cut, with the width of the representation there; front to back."""
         return {"features": self.head.in_features}
 
     @property
     def num_outputs(self) -> int | None:
-        """Outputs of the head, where that is known."""
+        """Number of outputs of the head, if known."""
         head = getattr(self, "head", None)
         return head.out_features if isinstance(head, nn.Linear) else None
 
@@ -102,27 +102,27 @@ class Backbone(TrainableNetwork, ABC):
         """A network of any kind as a backbone; it is copied.
 
         Args:
-            network: of torchvision, of transformers, or of one's own.
-            head: name of its last linear layer, as in ``named_modules()``; None: the last linear layer that it has.
-            cuts: where else it can be cut: names of layers, and how many values the output of each has per example.
+            network: of torchvision, of transformers, or your own.
+            head: name of its last linear layer, as in ``named_modules()``; None: its last linear layer.
+            cuts: further places where it can be cut: names of layers, and the number of values of each output per example.
             num_classes: give it a new head for so many classes; None: it keeps its own.
         """
         return Wrapped(num_classes, network, head, dict(cuts or {}), new_head=num_classes is not None)
 
 
 class Wrapped(Backbone):
-    """A network that knows nothing of this package: of torchvision, of transformers, or of one's own.
+    """Wraps a network that does not depend on this package: of torchvision, of transformers, or your own.
 
-    In Python, :meth:`.Backbone.wrap` wraps a network that is there. What is given without any wrapping (``FedAvg(resnet18)``) gets
+    In Python, :meth:`.Backbone.wrap` wraps an existing network. A network without a wrapper (``FedAvg(resnet18)``) gets
     this one with its defaults.
 
     Args:
         num_classes: outputs of the network; None: as many as it has.
         network: a network, which is copied; its class, or a function that builds it; or the dotted path of one, such as
-            ``torchvision.models.resnet18``. Images come as one argument, dicts of tensors as named ones.
-        head: name of its last linear layer, as in ``named_modules()``; None: the last one that has ``num_classes`` outputs.
-        cuts: where else it can be cut: names of layers, and how many values the output of each has per example, flattened.
-        new_head: let the network be built as it comes, pretrained for other classes, and give it a new head.
+            ``torchvision.models.resnet18``. Images are passed as one argument, dicts of tensors as keyword arguments.
+        head: name of its last linear layer, as in ``named_modules()``; None: the last one with ``num_classes`` outputs.
+        cuts: further places where it can be cut: names of layers, and the number of values of each output per example, flattened.
+        new_head: build the network with its own number of classes, for example pretrained, and give it a new head.
         settings: other arguments of the function or class, such as ``weights: IMAGENET1K_V1``.
     """
 
@@ -150,7 +150,7 @@ class Wrapped(Backbone):
             self._replace_head(num_classes)
 
     def _found(self, head: str | None, num_classes: int | None) -> str | None:
-        """The name of the head: the one given, if it is one; else the last linear layer with so many outputs."""
+        """Name of the head: the given one, if it is one; otherwise the last linear layer with so many outputs."""
         layers = {name: layer for name, layer in self.network.named_modules() if isinstance(layer, nn.Linear)}
         if head is not None and head not in layers:
             raise FederationError(
@@ -159,7 +159,7 @@ class Wrapped(Backbone):
             )
         fitting = [name for name, layer in layers.items() if num_classes in (None, layer.out_features)]
         if head is None:
-            # Without a linear layer of the right width the head is something else; or the network is for other classes.
+            # Without a linear layer of the right width the head is another layer; or the network is for other classes.
             last = [layer for layer in self.network.modules() if next(layer.parameters(recurse=False), None) is not None][-1:]
             if fitting or not (layers and last and isinstance(last[0], nn.Linear)):
                 return fitting[-1] if fitting else None
@@ -196,11 +196,11 @@ class Wrapped(Backbone):
 
     @property
     def cuts(self) -> Mapping[str, int]:
-        """Those that were named, and ``features``, the input of the head, if there is one."""
+        """The named cuts, and ``features``, the input of the head, if there is one."""
         return self._cuts | ({} if self._head is None else {"features": self.head.in_features})
 
     def task_names(self) -> set[str]:
-        """See :meth:`.Backbone.task_names`: of the transformers library, all outside the body and what its files lack."""
+        """See :meth:`.Backbone.task_names`; for models of transformers, all parameters outside the body or missing in its files."""
         body = getattr(self.network, "base_model", self.network)
         if body is self.network:
             return super().task_names()
@@ -208,7 +208,7 @@ class Wrapped(Backbone):
         return {name for name, p in self.named_parameters() if id(p) not in own} | self.drawn
 
     def forward(self, x: Tensor | Mapping[str, Tensor]) -> Tensor:
-        """Logits ``(B, num_classes)`` of images, or of what a tokenizer makes."""
+        """Logits ``(B, num_classes)`` of images, or of tokenized texts."""
         if isinstance(x, Tensor):
             outputs = self.network(x)
         else:
@@ -216,7 +216,7 @@ class Wrapped(Backbone):
         logits = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
         if not isinstance(logits, Tensor):
             raise FederationError(
-                f"{name_of(self)} gives a {type(outputs).__name__} that holds no logits: give a network that returns a tensor, or "
+                f"{name_of(self)} gives a {type(outputs).__name__} without logits: give a network that returns a tensor, or "
                 "one of the transformers library for a task (BertForSequenceClassification instead of BertModel)."
             )
         if self._num_classes not in (None, logits.shape[1] if logits.dim() > 1 else 1):
@@ -227,14 +227,14 @@ class Wrapped(Backbone):
         return logits
 
     def encode(self, x: Tensor, cut: str = "features") -> Tensor:
-        """Representation ``(B, cuts[cut])``: the whole network runs, and its layer's values are kept."""
+        """Representation ``(B, cuts[cut])``: runs the whole network and keeps the layer's output."""
         return self.encode_and_classify(x, cut)[0]
 
     def encode_and_classify(self, x: Tensor, cut: str = "features") -> tuple[Tensor, Tensor]:
         """Representation ``(B, cuts[cut])`` and logits ``(B, num_classes)``.
 
         Raises:
-            FederationError: if the representation is not as wide as was said, or there is something behind the head.
+            FederationError: if the representation does not have the stated width, or there are layers after the head.
         """
         if cut != "features" and cut not in self._cuts:
             raise FederationError(f"{name_of(self)} cannot be cut at {cut!r}: name it in cuts, Backbone.wrap(network, cuts=...).")
@@ -245,22 +245,22 @@ class Wrapped(Backbone):
             seen.update(representation=args[0] if cut == "features" else whole, logits=output)
 
         layer = self.head if cut == "features" else self.network.get_submodule(cut)
-        with layer.register_forward_hook(note):  # it goes with the pass: networks are copied and sent elsewhere
+        with layer.register_forward_hook(note):  # removed after the pass: networks are copied and sent elsewhere
             logits = self(x)
         if "representation" not in seen:
             raise FederationError(f"{name_of(self)} does not use its layer {cut if cut in self._cuts else self._head!r}.")
         representation: Tensor = seen["representation"]
         if cut == "features" and seen["logits"] is not logits:
             raise FederationError(
-                f"{name_of(self)} computes something behind its head {self._head!r}, which cannot be left out where representation "
-                "and head are used apart: let the network end with its head."
+                f"{name_of(self)} has layers after its head {self._head!r}, which methods that use representation and head "
+                "separately cannot apply: let the network end with its head."
             )
         if cut != "features":
             representation = representation.flatten(1)
         if representation.dim() != 2 or representation.shape[1] != self.cuts[cut]:
             raise FederationError(
                 f"{name_of(self)} has values of shape {tuple(representation.shape[1:])} per example at {cut!r}, expected "
-                f"{self.cuts[cut]}: set the cut's width to that, or cut behind a pooling layer."
+                f"{self.cuts[cut]}: set the cut's width to that, or cut after a pooling layer."
             )
         return representation, logits
 
@@ -281,10 +281,10 @@ def scaled(channels: int, width: float) -> int:
 
 
 class ImportPath(str):
-    """The dotted path of what makes a network, but of no :class:`TrainableNetwork`, whose arguments the command line knows."""
+    """The dotted path of a network's factory other than a :class:`TrainableNetwork`, whose arguments the command line knows."""
 
     def __new__(cls, path: object) -> "ImportPath":
-        """Raises :class:`ValueError` for what is none."""
+        """Raises :class:`ValueError` for anything else."""
         if not (isinstance(path, str) and DOTTED.fullmatch(path)) or names_a(TrainableNetwork, path):
             raise ValueError(f"Expected a dotted path, got {path!r}")
         return super().__new__(cls, path)
@@ -295,8 +295,8 @@ register_type(ImportPath, lambda given: str(ImportPath(given)), ImportPath)
 if TYPE_CHECKING:
     BackboneFactory = Callable[..., nn.Module] | nn.Module | str
 else:
-    # What the command line knows of; narrow, so that its help is about networks that methods can train. The path comes first:
-    # jsonargparse cannot write a text as a callable, and does not go on to the next type.
+    # The types of the command line; narrow, so that its help covers networks that methods can train. The path comes first:
+    # jsonargparse cannot write a text as a callable, and does not try the next type.
     BackboneFactory = ImportPath | Callable[[int], TrainableNetwork]
 """Builds a network for a number of classes, as a ``Backbone`` class does; or any other network, see :func:`.backbone_of`."""
 

@@ -22,26 +22,26 @@ GENERATED = ("exact_match", "last_number", "rouge_l")
 
 
 class CausalLM(TransformerLM):
-    """A causal language model that is measured by the perplexity of its answers' tokens, and generates where that is asked for.
+    """A causal language model that is evaluated by the perplexity of its answers' tokens, and generates texts on request.
 
-    Logits are computed for tokens whose successor is a target alone, and the loss in float32. FLOPs count those of all tokens, so
-    that they are a function of the shapes. A frozen network is in memory once per device, whole or quantised.
+    Logits are computed only for tokens whose successor is a target, and the loss in float32. FLOPs count the logits of all tokens,
+    so that they are a function of the shapes. A frozen network is in memory once per device, whole or quantised.
 
     Args:
         num_classes: not used; every network is given it.
         name: see :class:`lightning_fed.models.Transformer`.
         config: see :class:`lightning_fed.models.Transformer`.
         attention: see :class:`lightning_fed.models.Transformer`.
-        dtype: precision of the network's weights; ``auto``: as its files have them. What learns of it is float32.
+        dtype: precision of the network's weights; ``auto``: that of its files. Trainable weights are float32.
         quantization: load the weights as NF4 (QLoRA, Dettmers et al., NeurIPS 2023; computing in bfloat16) or as 8-bit integers, by
-            bitsandbytes (``pip install "lightning-fed[quantized]"``), on a GPU. None: as they are.
-        trust_remote_code: let code of the model's repository run. It takes a local folder, or a name with a revision: what was
-            looked at must not change.
-        gradient_checkpointing: compute activations anew in the backward pass instead of keeping them.
-        generate_examples: how many answers of each client are generated at each measurement, those to its first examples; 0: none.
+            bitsandbytes (``pip install "lightning-fed[quantized]"``), on a GPU. None: no quantization.
+        trust_remote_code: let code of the model's repository run. This needs a local folder, or a name with a revision, so that
+            reviewed code cannot change.
+        gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
+        generate_examples: number of answers that each client generates in each evaluation, to its first examples; 0: none.
         num_beams: width of the beam; 1 is greedy.
         max_new_tokens: longest generated answer in tokens. GSM8K's take up to 512.
-        end_token_ids: tokens with which generation stops; None: as the model's generation config has it. The data score an answer
+        end_token_ids: tokens that stop generation; None: those of the model's generation config. The data score an answer
             up to the token that was learned as its end, whatever follows.
     """
 
@@ -70,7 +70,7 @@ class CausalLM(TransformerLM):
         if dtype != "auto" and not loading:
             self.network.to(getattr(torch, dtype))
         if gradient_checkpointing:
-            network: Any = self.network  # of transformers 5.24 on, the older name is deprecated
+            network: Any = self.network  # from transformers 5.24 on, the older name is deprecated
             checkpoint = getattr(network, "activation_checkpointing_enable", network.gradient_checkpointing_enable)
             checkpoint({"use_reentrant": False})
         if end_token_ids is not None:
@@ -82,16 +82,16 @@ class CausalLM(TransformerLM):
 
     @property
     def end_tokens(self) -> list[int]:
-        """The tokens with which generation stops."""
+        """The tokens that stop generation."""
         ends: list[int] | int | None = self._search.get("eos_token_id", self.network.generation_config.eos_token_id)
         return [] if ends is None else [ends] if isinstance(ends, int) else ends
 
     def select_learned(self, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor]:
-        """A batch with what is learned alone: the inputs with the places of the T targets, and these, ``(T,)``.
+        """A batch reduced to learned tokens: the inputs with the positions of the T targets, and the targets, ``(T,)``.
 
         Args:
             inputs: of the batch.
-            targets: ``(B, L)``, :data:`.IGNORED` where nothing is learned.
+            targets: ``(B, L)``, :data:`.IGNORED` for tokens that are not learned.
         """
         if self.counts_flops or targets.dim() == 1:
             return inputs, targets
@@ -99,7 +99,7 @@ class CausalLM(TransformerLM):
         return inputs | {LEARNED: places}, targets.flatten()[places]
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """Logits ``(T, V)`` of what follows each token that was selected, else ``(B, V, L)`` of what follows each."""
+        """Logits ``(T, V)`` of the token after each selected one, or ``(B, V, L)`` of the token after each."""
         rest: dict[str, Any] = {name: tensor for name, tensor in inputs.items() if name != LEARNED} | {"use_cache": False}
         if LEARNED not in inputs:
             return super().forward(rest).float()
@@ -108,7 +108,7 @@ class CausalLM(TransformerLM):
         def select(layer: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
             return (args[0].flatten(0, 1)[places][None],)  # (1, T, width)
 
-        with self.network.get_output_embeddings().register_forward_pre_hook(select):  # whatever follows it knows no places
+        with self.network.get_output_embeddings().register_forward_pre_hook(select):  # the layers after it get no positions
             return super().forward(rest)[0].T.float()
 
     def metrics(self, monitor: str) -> dict[str, Metric]:
@@ -117,22 +117,22 @@ class CausalLM(TransformerLM):
         return super().metrics(monitor)
 
     def predict(self, inputs: Inputs, targets: Tensor) -> Tensor | None:  # type: ignore[override]
-        """How the prompts in front of the first target of each row are continued; None where nothing is to be generated."""
+        """Continuations of the prompts before the first target of each row; None if nothing is to be generated."""
         if not self.answers_limit:
             return None
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
         whole = torch.full_like(ids, IGNORED).flatten()
         whole[inputs[LEARNED]] = targets
-        column = torch.arange(ids.shape[1], device=ids.device) + mask.int().argmax(dim=1)[:, None]  # where rows begin
+        column = torch.arange(ids.shape[1], device=ids.device) + mask.int().argmax(dim=1)[:, None]  # start of each row
         column %= ids.shape[1]
         return super().predict({"input_ids": ids.gather(1, column)}, whole.view_as(ids).gather(1, column))
 
 
 def loading_options(name: Any, dtype: str, quantization: str | None, trust_remote_code: bool) -> dict[str, Any]:
-    """What ``from_pretrained`` is told.
+    """Arguments of ``from_pretrained``.
 
     Raises:
-        FederationError: for what needs files, a GPU, or a package.
+        FederationError: for settings that need files, a GPU, or a package that is missing.
     """
     if not isinstance(name, str):
         given = "quantization" if quantization else "trust_remote_code"

@@ -15,7 +15,7 @@ from lightning_fed.options import PositiveInt
 class CNN(Backbone):
     """Two 5×5 convolutions, each with ReLU and 2×2 max-pooling, then three linear layers; input ``(B, 3, 32, 32)``.
 
-    The cuts are ``"conv"``, what the convolutions make of an image, flattened (25 pixels of each filter), ``"fc1"``, the output of
+    The cuts are ``"conv"``, the flattened output of the convolutions (25 pixels of each filter), ``"fc1"``, the output of
     the first linear layer, and ``"features"``, the output of the second (500 wide in all five networks), both after ReLU.
 
     Args:
@@ -59,7 +59,7 @@ class CNN(Backbone):
         return self.head(self._between(representation, cut, "features"))
 
     def _between(self, x: Tensor, cut: str, end: str) -> Tensor:
-        """What the linear layers make of the representation at a cut, up to a later one."""
+        """Apply the linear layers to the representation at a cut, up to a later cut."""
         if cut == "conv":
             x, cut = relu(self.fc1(x)), "fc1"  # (B, fc1_width)
         return relu(self.fc2(x)) if (cut, end) == ("fc1", "features") else x  # (B, 500)

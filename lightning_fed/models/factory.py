@@ -1,4 +1,4 @@
-"""What a user gives as a network, and the network that it means."""
+"""Builds a network from any description of one that a user may give."""
 
 import copy
 import inspect
@@ -30,7 +30,7 @@ def network_of(given: Any, num_classes: int | None, **settings: Any) -> nn.Modul
         **settings: other arguments of the factory.
 
     Raises:
-        FederationError: for what is none of these.
+        FederationError: for anything else.
     """
     if isinstance(given, str):
         given = imported(given)
@@ -59,9 +59,9 @@ def aliased(network: nn.Module) -> nn.Module:
 
 
 def call(make: Maker, num_classes: int | None, **settings: Any) -> nn.Module:
-    """Let a factory build a network for a number of classes. It gets the number as ``num_classes`` or, where that is what the
-    factory or its library calls it, ``num_labels``; as its first argument, if that is the only one that it asks for; and not at all
-    if it takes nothing.
+    """Let a factory build a network for a number of classes. It gets the number as ``num_classes``, or as ``num_labels`` if the
+    factory or its library uses that name; as its first argument, if that is its only required one; and not at all if it takes no
+    arguments.
 
     Args:
         make: the factory.
@@ -91,7 +91,7 @@ def call(make: Maker, num_classes: int | None, **settings: Any) -> nn.Module:
 
 
 def passed(make: Maker, num_classes: int, settings: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """The number of classes as positional or as named argument, as :func:`call` gives it."""
+    """The number of classes as positional or as keyword argument, as :func:`call` passes it."""
     try:
         parameters = inspect.signature(make).parameters
     except ValueError:  # of a builtin
@@ -110,10 +110,10 @@ def passed(make: Maker, num_classes: int, settings: dict[str, Any]) -> tuple[tup
 
 
 def imported(path: str) -> Any:
-    """What a dotted path names.
+    """The object with a dotted path.
 
     Raises:
-        FederationError: if there is no such thing.
+        FederationError: if there is no such object.
     """
     try:
         return pkgutil.resolve_name(path)
@@ -125,7 +125,7 @@ def imported(path: str) -> Any:
 
 
 def names_a(kind: type[nn.Module], name: str) -> bool:
-    """Whether a name, a dotted path or that of a class alone, is that of a class of a kind."""
+    """Whether a name, a dotted path or a bare class name, is that of a class of a kind."""
     if "." not in name:
         return name in {subclass.__name__ for subclass in _subclasses(kind)}
     try:
@@ -136,7 +136,7 @@ def names_a(kind: type[nn.Module], name: str) -> bool:
 
 
 def name_of(network: nn.Module) -> str:
-    """What a person calls a network: the name of its class, or of the network inside a wrapping."""
+    """Display name of a network: the name of its class, or of the network inside a wrapper."""
     inner = getattr(network, "network", None)
     return type(inner if isinstance(inner, nn.Module) else network).__name__
 

@@ -1,4 +1,4 @@
-"""A network that is in memory once, whoever uses it."""
+"""A network that is in memory once for all its users."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -19,13 +19,13 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class FrozenBackbone(Generic[Network]):
-    """Loads a network once and hands out copies that share all of its tensors but those that learn: the head's, and those of
-    further layers. Batch normalisation that does not learn keeps its statistics, too: its layers are marked ``is_frozen``.
+    """Loads a network once and returns copies that share all its tensors except the trainable ones: those of the head and of
+    further layers. Frozen batch norm keeps its statistics, too: its layers are marked ``is_frozen``.
 
     Args:
         given: builds the network, or is one.
-        make: makes a network of what was given and a number of classes.
-        learning: names of further layers that learn, or how they end.
+        make: builds a network from ``given`` and a number of classes.
+        learning: names, or endings of names, of further trainable layers.
     """
 
     def __init__(self, given: Any, make: Callable[[Any, int], Any] = backbone_of, learning: Sequence[str] = ()) -> None:
@@ -33,10 +33,10 @@ class FrozenBackbone(Generic[Network]):
         self._network: Network | None = None
 
     def load(self, num_classes: int) -> Network:
-        """The network itself, built if this is the first time.
+        """The network itself, built at the first call.
 
         Raises:
-            FederationError: if there is no such layer, or one that learns has its weights in common with one that does not.
+            FederationError: if there is no such layer, or a trainable layer shares its weights with a frozen one.
         """
         if self._network is None:
             self._network = self.make(self.given, num_classes)
@@ -49,11 +49,11 @@ class FrozenBackbone(Generic[Network]):
         return self._network
 
     def copy(self, num_classes: int) -> Network:
-        """A network whose body is shared and frozen, and whose head is its own and is not."""
+        """A network with the shared, frozen body and its own trainable head."""
         return copy_learning(self.load(num_classes))
 
     def fresh(self, given: Any = None) -> Self:
-        """One that loads, or draws, its network again; or another network that is given."""
+        """A new object that loads or draws its network again, or one for another given network."""
         return type(self)(self.given if given is None else given, self.make, self.learning)
 
     def _learning_names(self, network: Network) -> set[str]:
@@ -64,20 +64,20 @@ class FrozenBackbone(Generic[Network]):
         saved = tuple(f".{ending}" for ending in self.learning)
         if tied := [layer for layer in sorted(layers) if not _within(layer, saved)]:
             raise FederationError(
-                f"modules_to_save has {' and '.join(self.learning)}, whose weights are those of {tied[0]} of {name_of(network)}, "
-                "too, which would learn with it: leave it out."
+                f"modules_to_save has {' and '.join(self.learning)}, which shares weights with {tied[0]} of {name_of(network)}, "
+                "so that both would be trained: leave it out."
             )
         return learning | set(names)
 
 
 def copy_learning(network: Module) -> Module:
-    """A copy that has in common with the network what requires no gradients."""
+    """A copy that shares with the network all tensors that require no gradients."""
     frozen: dict[int, Any] = {id(parameter): parameter for parameter in network.parameters() if not parameter.requires_grad}
     return copy.deepcopy(network, memo=frozen)
 
 
 def _within(layer: str, endings: tuple[str, ...]) -> bool:
-    """Whether a layer, or one that it is in, ends so."""
+    """Whether the name of a layer, or of a module that contains it, has this ending."""
     parts = layer.split(".")
     return any(f".{'.'.join(parts[:end])}".endswith(endings) for end in range(1, len(parts) + 1))
 

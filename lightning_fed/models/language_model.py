@@ -18,10 +18,10 @@ PADDING = -1
 
 
 class TransformerLM(Transformer):
-    """A causal language model: it is fine-tuned to continue a prompt, and answers with beam search.
+    """A causal language model, fine-tuned to continue a prompt, which answers with beam search.
 
-    Its head is part of the pretrained model: it stays as it is, also where it is not tied to the embeddings, unless the model's
-    files lack it. The defaults of the search are those of LoRA's experiments with GPT-2 (Hu et al., ICLR 2022) on WebNLG, but for
+    Its head is part of the pretrained model and stays frozen, even if it is not tied to the embeddings, unless the model's
+    files lack it. The defaults of the search are those of LoRA's experiments with GPT-2 (Hu et al., ICLR 2022) on WebNLG, except
     ``max_new_tokens``.
 
     Args:
@@ -31,8 +31,8 @@ class TransformerLM(Transformer):
         max_new_tokens: longest answer in tokens. LoRA's scripts stop at 64.
         length_penalty: the sum of log-probabilities is divided by the answer's length to this power; above 0, larger values favour
             longer answers. LoRA's experiments: 0.8 on WebNLG, 0.9 on E2E.
-        no_repeat_ngram_size: no answer has the same so many tokens twice; what stands in the prompt may be repeated. 0: anything
-            goes.
+        no_repeat_ngram_size: no answer repeats a sequence of this many tokens; sequences of the prompt may be repeated. 0: no
+            restriction.
         **settings: see :class:`lightning_fed.models.Transformer`.
     """
 
@@ -65,15 +65,15 @@ class TransformerLM(Transformer):
             "no_repeat_ngram_size": no_repeat_ngram_size,
             "pad_token_id": _first(generation.eos_token_id) if generation.pad_token_id is None else generation.pad_token_id,
         }
-        if num_beams > 1:  # else it would be warned of
+        if num_beams > 1:  # otherwise the library warns of it
             self._search["length_penalty"] = length_penalty
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """Logits ``(B, V, L)``: of which token of the vocabulary follows each of L."""
+        """Logits ``(B, V, L)`` of the token of the vocabulary that follows each of L."""
         return super().forward(inputs).transpose(1, 2)
 
     def targets_of(self, inputs: dict[str, Tensor]) -> Tensor:
-        """``labels`` stand at their own tokens, as the library has it; here each token's target is the one that follows."""
+        """Shift ``labels``, which the library aligns with their own tokens, so that each token's target is the next one."""
         labels = inputs.pop("labels")
         return torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
@@ -81,11 +81,11 @@ class TransformerLM(Transformer):
         return {"perplexity": PerplexityOfClasses(ignore_index=IGNORED)}
 
     def predict(self, inputs: Inputs, targets: Tensor) -> Tensor:
-        """How the prompts are continued: token ids ``(B, T)`` without the prompt; behind its end an answer is padded. T is at most
+        """Continuations of the prompts: token ids ``(B, T)`` without the prompt, padded after the end of an answer. T is at most
         ``max_new_tokens``.
 
         Args:
-            inputs: with prompts and what follows them.
+            inputs: prompts and the tokens that follow them.
             targets: a prompt ends with the token that has the first target.
         """
         ids = inputs["input_ids"]
@@ -94,8 +94,8 @@ class TransformerLM(Transformer):
         self._check_room(longest)
         column = torch.arange(longest, device=ids.device) + (lengths - longest)[:, None]  # negative left of a prompt
         prompts = ids.gather(1, column.clamp(min=0)).masked_fill(column < 0, PADDING)
-        prompts, row = prompts.unique(dim=0, return_inverse=True)  # rows of one example have the same
-        # Given as embeddings, the prompts do not count as what must not be repeated: their names must be.
+        prompts, row = prompts.unique(dim=0, return_inverse=True)  # rows of one example have the same prompt
+        # Passed as embeddings, the prompts are exempt from this rule: answers have to repeat their names.
         embeddings = self.network.get_input_embeddings()(prompts.clamp(min=0))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Passing `no_repeat_ngram_size` with `inputs_embeds`")  # says just that
@@ -105,7 +105,7 @@ class TransformerLM(Transformer):
         return answers[row]
 
     def head_names(self) -> set[str]:
-        """What its files lack; the task adds nothing."""
+        """Names of the parameters that its files lack; the task adds none."""
         return set(self.drawn)
 
     def _check_room(self, longest: int) -> None:
@@ -118,7 +118,7 @@ class TransformerLM(Transformer):
 
 
 def _first(tokens: list[int] | int | None) -> int | None:
-    """Of the tokens that end a text."""
+    """Ids of the tokens that end a text."""
     return tokens[0] if isinstance(tokens, list) else tokens
 
 
@@ -126,7 +126,7 @@ class PerplexityOfClasses(Perplexity):
     """Perplexity of logits ``(B, V, L)``, the classes in the second dimension as everywhere in PyTorch, or ``(T, V)``."""
 
     def update(self, preds: Tensor, target: Tensor) -> None:
-        """Take a batch in; targets are ``(B, L)``, or ``(T,)``."""
+        """Add a batch; targets are ``(B, L)``, or ``(T,)``."""
         if preds.dim() == 2:
             super().update(preds[None], target[None])
         else:

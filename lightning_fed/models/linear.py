@@ -10,14 +10,14 @@ from lightning_fed.seeding import isolated, seed_torch
 
 
 class LinearModel(Backbone):
-    """One linear layer, the head; input ``(B, …)`` of ``inputs`` numbers per example. It is logistic regression, Cox's model or
-    linear regression, as the task has it.
+    """One linear layer, the head; input ``(B, …)`` of ``inputs`` numbers per example. Depending on the task it is logistic
+    regression, Cox's model or linear regression.
 
     Args:
         num_classes: outputs.
         inputs: numbers per example.
-        seed: its weights are PyTorch's own right after ``torch.manual_seed(seed)``, as those of published comparisons (FLamby) are;
-            everybody then begins with the same. None: they come from the run's random stream.
+        seed: its weights are PyTorch's right after ``torch.manual_seed(seed)``, as in published comparisons (FLamby);
+            all clients then start with the same weights. None: they come from the run's random stream.
     """
 
     def __init__(self, num_classes: PositiveInt = 1, inputs: PositiveInt = 10, seed: NonNegativeInt | None = None) -> None:

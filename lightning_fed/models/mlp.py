@@ -15,8 +15,8 @@ class MLP(Backbone):
     Args:
         num_classes: outputs of the head.
         inputs: numbers per example.
-        hidden: outputs of each hidden layer; none are a linear model. None: 64 and 64.
-        width: makes the hidden layers narrower; 1: as they are.
+        hidden: outputs of each hidden layer; an empty list gives a linear model. None: 64 and 64.
+        width: multiplies the widths of the hidden layers; 1: no change.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class MLP(Backbone):
 
 
 class SoftmaxMLP(MLP):
-    r"""An MLP that ends in a softmax, whose cross-entropy takes the probabilities for logits: the "double softmax" of LG-FedAvg's
-    code (Liang et al. 2020) and of code derived from it. Only to compare with their numbers: the loss cannot fall below
-    :math:`\log(1 + (C - 1)/e)` of :math:`C` classes, and gradients vanish where the network is sure.
+    r"""An MLP that ends in a softmax, so that the cross-entropy treats probabilities as logits: the "double softmax" of LG-FedAvg's
+    code (Liang et al. 2020) and of code derived from it. Use it only to compare with their numbers: the loss cannot fall below
+    :math:`\log(1 + (C - 1)/e)` of :math:`C` classes, and gradients vanish if the network is certain.
 
     With 784 inputs and hidden layers of 512, 256, 256 and 128, as there, it has 633,226 parameters.
     """

@@ -1,4 +1,4 @@
-"""What the networks of a method's clients are made of."""
+"""Builds the networks of a method's clients."""
 
 from collections.abc import Iterable
 from math import lcm
@@ -15,15 +15,15 @@ from lightning_fed.tensors import State
 
 
 class Networks:
-    """Makes networks; with adapters, of a frozen one that is in memory once.
+    """Builds networks; with adapters, on a frozen network that is in memory once.
 
     Args:
-        backbone: what makes the clients' networks, one or a list; see :class:`.FederatedModule`.
-        adapters: what learns in their place; None: all of them learns.
+        backbone: factory of the clients' networks, one or a list; see :class:`.FederatedModule`.
+        adapters: train these instead of the networks; None: train the whole networks.
         method: the class of the method, for errors.
 
     Raises:
-        FederationError: for backbones or adapters that the method cannot have.
+        FederationError: for backbones or adapters that the method does not support.
     """
 
     def __init__(self, backbone: Backbones, adapters: Adapters | None, method: Any) -> None:
@@ -52,18 +52,18 @@ class Networks:
         self.add(self.factories)
 
     def add(self, factories: Iterable[Any]) -> None:
-        """Let further networks than the clients' have adapters, if there are any."""
+        """Let further networks, besides the clients', have adapters, if adapters are used."""
         if self.adapters:
             new = {id(given): given for given in factories if all(given is not frozen.given for frozen in self.frozen)}
             self.frozen += [FrozenBackbone(given, learning=self.adapters.modules_to_save or ()) for given in new.values()]
 
     def new(self, given: Any, num_classes: int, place: int = 0) -> Backbone:
-        """A network with initial weights of its own; with adapters, these are the adapters' and the heads'.
+        """A network with its own initial weights; with adapters, only those of the adapters and heads are its own.
 
         Args:
-            given: what makes it.
+            given: its factory.
             num_classes: its outputs.
-            place: which entry of ``factories`` the client has, and of ranks.
+            place: index of the client's entry in ``factories`` and in the ranks.
         """
         if self.adapters is None:
             return backbone_of(given, num_classes)
@@ -72,25 +72,25 @@ class Networks:
         return network
 
     def without_adapters(self, given: Any, num_classes: int) -> Any:
-        """The network that is frozen, before anything is put on it."""
+        """The frozen network, before anything is attached to it."""
         [frozen] = [frozen for frozen in self.frozen if frozen.given is given]
         return frozen.copy(num_classes)
 
     @property
     def num_outputs(self) -> int | None:
-        """Outputs of a network that was given as such; None where one is still to be made."""
+        """Number of outputs of an existing network; None for a factory."""
         given = self.factories[0]
         if not isinstance(given, nn.Module):
             return None
         return (given if isinstance(given, Backbone) else Wrapped(None, lambda: given)).num_outputs
 
     def load(self, num_classes: int) -> None:
-        """Load, or draw, what is frozen, if that has not been done."""
+        """Load, or draw, the frozen networks, if this has not been done."""
         for frozen in self.frozen:
             frozen.load(num_classes)
 
     def fresh(self, factories: list[Any] | None = None) -> Self:
-        """The same, to be loaded or drawn anew; or other networks for the clients."""
+        """A copy that loads or draws its networks anew, or has other networks for the clients."""
         copied = object.__new__(type(self))
         copied.factories, copied.adapters = factories or self.factories, self.adapters
         others = {id(old): new for old, new in zip(self.factories, copied.factories, strict=True)}
@@ -98,7 +98,7 @@ class Networks:
         return copied
 
     def with_weights(self, network: State, num_classes: int, what: str) -> Self:
-        """The same, whose networks begin with the given weights; see :meth:`.FederatedModule.with_initial_weights`."""
+        """A copy whose networks start from the given weights; see :meth:`.FederatedModule.with_initial_weights`."""
         make = self.frozen[0].make if self.frozen else backbone_of
         made = {id(given): with_weights(make(given, num_classes), network, what) for given in self.factories}
         return self.fresh([made[id(given)] for given in self.factories])

@@ -1,4 +1,4 @@
-"""From whatever a user gives as a network to one that a method can train."""
+"""Turns any network that a user gives into one that a method can train."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +19,8 @@ from lightning_fed.tensors import check_finite, check_fits
 
 
 def backbone_of(given: Any, num_classes: int, **settings: Any) -> Backbone:
-    """A new backbone from whatever was given: as it is if it is one, else wrapped. What answers in texts is trained to do that.
+    """A new backbone of any given network: unchanged if it is a backbone, otherwise wrapped. A network that generates texts is
+    trained to do so.
 
     Args:
         given: see :func:`.network_of`.
@@ -27,14 +28,14 @@ def backbone_of(given: Any, num_classes: int, **settings: Any) -> Backbone:
         **settings: other arguments of the factory.
 
     Raises:
-        FederationError: for what is no network, and for one with another number of outputs.
+        FederationError: for anything but a network, and for one with another number of outputs.
     """
     network: Any = network_of(given, num_classes, **settings)
     if (kind := answering(network)) is not None:
         # As a function of no arguments, a network is not copied: it is new already.
         return kind(num_classes, lambda: network)  # type: ignore[return-value]  # as below
     if isinstance(network, Transformer) and not isinstance(network, TransformerClassifier):
-        return network  # type: ignore[return-value]  # it answers otherwise than a backbone, and can be averaged as a whole
+        return network  # type: ignore[return-value]  # its outputs differ from a backbone's, but it can be averaged as a whole
     if isinstance(network, TransformerClassifier) and not isinstance(network, Backbone):
         wrapped = Wrapped(num_classes, lambda: network.network)
         wrapped.drawn = network.drawn
@@ -50,15 +51,15 @@ def backbone_of(given: Any, num_classes: int, **settings: Any) -> Backbone:
 
 
 def with_weights(network: Any, weights: Mapping[str, Tensor], what: str) -> Any:
-    """A network, whose weights are now the given ones.
+    """Set the weights of a network to the given ones, and return it.
 
     Args:
         network: a backbone, or a network of the transformers library behind the interface of this one.
-        weights: all its tensors, by their names in it, in what it wraps, or in the files of the transformers library.
-        what: what they are, the subject of an error's sentence.
+        weights: all its tensors, by their names in it, in the network that it wraps, or in files of the transformers library.
+        what: description of the weights, the subject of an error's sentence.
 
     Raises:
-        FederationError: if tensors lack, are too many or have another shape.
+        FederationError: if tensors are missing, superfluous or of another shape.
     """
     prefix = NETWORK if isinstance(network, Wrapped | Transformer) else ""
     own = {name.removeprefix(prefix): tensor for name, tensor in network.state_dict().items()}
@@ -78,27 +79,27 @@ def with_weights(network: Any, weights: Mapping[str, Tensor], what: str) -> Any:
 
 
 def _from_a_file(network: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a file of the transformers library by their names in its network, which may be others. What is no such file is
-    returned as it is.
+    """The tensors of a file of the transformers library by their names in its network, which may differ. Other tensors are
+    returned unchanged.
     """
-    with torch.random.fork_rng(devices=[]):  # what lacks is drawn, on the CPU; CUDA is not to begin here
+    with torch.random.fork_rng(devices=[]):  # missing tensors are drawn on the CPU; CUDA must not be initialized here
         loaded, found = type(network).from_pretrained(None, config=network.config, state_dict=weights, output_loading_info=True)
     return weights if any(found.values()) else loaded.state_dict()
 
 
 def transformer_of(given: Any, num_classes: int) -> Transformer:
-    """A new network of the transformers library from whatever was given.
+    """A new network of the transformers library from any given one.
 
     Args:
         given: see :func:`.network_of`; or a name on the Hugging Face hub or a local folder, from which a classifier is loaded.
         num_classes: its outputs.
 
     Raises:
-        FederationError: for what is no such network.
+        FederationError: for anything but such a network.
     """
     if isinstance(given, str) and (Path(given).expanduser().is_dir() or not DOTTED.fullmatch(given)):
         return classifier_from(given, num_classes)
-    # Its body will be frozen: one that is there already need not be in memory twice.
+    # Its body will be frozen: an existing network need not be in memory twice.
     network = aliased(given) if isinstance(given, nn.Module) else network_of(given, num_classes)
     if isinstance(network, Wrapped):
         network = network.network
@@ -106,7 +107,7 @@ def transformer_of(given: Any, num_classes: int) -> Transformer:
 
 
 def classifier_from(name: str, num_classes: int) -> Transformer:
-    """A classifier of images, where the model is a vision transformer, else of texts.
+    """A classifier of images, if the model is a vision transformer, otherwise of texts.
 
     Args:
         name: of a model on the hub, or a local folder.
@@ -127,7 +128,7 @@ def classifier_from(name: str, num_classes: int) -> Transformer:
 
 
 def answering(network: Any) -> type[TransformerQA] | type[TransformerLM] | None:
-    """Behind what a model of the transformers library answers in texts, by what its class is for; None for others."""
+    """Wrapper class for a model of the transformers library that generates texts, by its class; None for others."""
     kind = type(network).__name__ if hasattr(network, "save_pretrained") else ""
     if kind.endswith("ForQuestionAnswering"):
         return TransformerQA
@@ -135,7 +136,7 @@ def answering(network: Any) -> type[TransformerQA] | type[TransformerLM] | None:
 
 
 def around(network: Any, num_classes: int) -> Transformer:
-    """A model of the transformers library behind the interface of this one, by what its class is for."""
+    """A model of the transformers library, wrapped in the interface of this library for its task."""
     kind, model = type(network).__name__, lambda: network
     if not hasattr(network, "save_pretrained"):
         raise FederationError(
@@ -147,6 +148,6 @@ def around(network: Any, num_classes: int) -> Transformer:
     if (answers := answering(network)) is not None:
         return answers(num_classes, model)
     raise FederationError(
-        f"{kind} is no model for a task that is known: give one for sequence or image classification, question answering or causal "
+        f"{kind} is not a model for a supported task: give one for sequence or image classification, question answering or causal "
         "language modelling."
     )

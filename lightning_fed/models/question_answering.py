@@ -14,11 +14,10 @@ from lightning_fed.options import PositiveInt
 
 
 class TransformerQA(Transformer):
-    """Extractive question answering: a pretrained body, and a new head that says of each token how well an answer starts or ends
-    there.
+    """Extractive question answering: a pretrained body, and a new head that scores each token as the start or end of an answer.
 
     Args:
-        num_classes: 2, start and end; the command line takes it from the data.
+        num_classes: 2, start and end; the command line reads it from the data.
         max_answer_length: longest answer in tokens. 30 is the default of the SQuAD scripts of transformers.
     """
 
@@ -52,7 +51,7 @@ class TransformerQA(Transformer):
         return torch.stack([outputs.start_logits, outputs.end_logits], dim=-1)
 
     def predict(self, inputs: Inputs, targets: Tensor) -> Tensor:
-        """The best span of each window, ``(B, 4)``: its first character and the one behind its last, its score, the null score.
+        """The best span of each window, ``(B, 4)``: its first character, the one after its last, its score, and the null score.
 
         A span's score is the sum of the logits of its start and its end; the null score is that of the first token (CLS). Among
         equals the first span wins.
@@ -60,7 +59,7 @@ class TransformerQA(Transformer):
         logits, offsets = self(inputs).float(), inputs[OFFSETS]
         null = logits[:, 0].sum(dim=1)
         begins, ends = offsets.unbind(dim=-1)
-        start, end = logits.masked_fill((ends == begins)[..., None], -torch.inf).unbind(dim=-1)  # in the context alone
+        start, end = logits.masked_fill((ends == begins)[..., None], -torch.inf).unbind(dim=-1)  # only in the context
         reach = min(self.max_answer_length, end.shape[1])
         following = pad(end, (0, reach - 1), value=-torch.inf).unfold(1, reach, 1)
         score, best = (start[:, :, None] + following).flatten(1).max(dim=1)  # of (B, L, reach)

@@ -19,7 +19,7 @@ Norm = Literal["batch", "group"]
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """As many groups as 32 and the channels have as their greatest common divisor: what Opacus puts in the place of batch norm."""
+    """Group norm with gcd(32, channels) groups, which Opacus uses in place of batch norm."""
     return nn.GroupNorm(math.gcd(32, channels), channels)
 
 
@@ -37,7 +37,7 @@ class ShallowResNet(Backbone):
         num_classes: outputs of the head.
         stages: channels of each stage; every stage but the first halves the resolution.
         width: factor of all numbers of channels.
-        norm: ``batch``, or ``group``, which has no statistics: privacy needs that of what travels.
+        norm: ``batch``, or ``group``, which has no statistics, as differential privacy requires of shared layers.
     """
 
     def __init__(self, num_classes: int, stages: Sequence[int], width: float, norm: Norm = "batch") -> None:
@@ -88,9 +88,9 @@ class SmallImageResNet(Backbone):
     Args:
         num_classes: outputs of the head.
         blocks: basic blocks in each of the stages.
-        full_rank: leading blocks that low-rank versions leave as they are.
+        full_rank: number of leading blocks that low-rank versions do not factorize.
         width: factor of all numbers of channels.
-        norm: ``batch``, or ``group``, which has no statistics: privacy needs that of what travels.
+        norm: ``batch``, or ``group``, which has no statistics, as differential privacy requires of shared layers.
         stages: channels of each stage; the stem has those of the first, and every stage but the first halves the resolution.
     """
 
@@ -119,7 +119,7 @@ class SmallImageResNet(Backbone):
 
     @property
     def factorizable(self) -> list[str]:
-        """Names of the 3×3 convolutions behind the leading blocks. Never the stem, a shortcut or the head."""
+        """Names of the 3×3 convolutions after the leading blocks, without the stem, shortcuts and the head."""
         return [f"{block}.{conv}" for block in self._low_rank_blocks for conv in ("conv1", "conv2")]
 
     def encode(self, x: Tensor, cut: str = "features") -> Tensor:
@@ -144,14 +144,14 @@ class CIFARResNet(SmallImageResNet):
     """He et al.'s thin networks for CIFAR: 6n + 2 layers in three stages of 16, 32 and 64 channels. For 10 classes 78,042
     parameters at depth 8, and 272,474 at depth 20.
 
-    Where the resolution changes, a 1×1 convolution is the shortcut (their option B); their experiments on CIFAR have shortcuts
+    If the resolution changes, the shortcut is a 1×1 convolution (their option B); their experiments on CIFAR have shortcuts
     without parameters (option A).
 
     Args:
         num_classes: outputs of the head.
-        depth: 6n + 2; there, 20, 32, 44, 56 and 110.
+        depth: 6n + 2; the paper: 20, 32, 44, 56 and 110.
         width: factor of all numbers of channels.
-        norm: ``batch``, or ``group``, which has no statistics: privacy needs that of what travels.
+        norm: ``batch``, or ``group``, which has no statistics, as differential privacy requires of shared layers.
     """
 
     def __init__(

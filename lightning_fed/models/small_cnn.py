@@ -1,4 +1,4 @@
-"""Networks of two convolutions for small images, as benchmarks of federated learning have them."""
+"""Networks of two convolutions for small images, as in benchmarks of federated learning."""
 
 from itertools import pairwise
 
@@ -56,7 +56,7 @@ class SmallCNN(Backbone):
                 f"{type(self).__name__} got images of shape {tuple(x.shape[1:])}, it is built for {self.image_shape}: set channels "
                 "and image_size, of the data or of the network, so that they agree."
             )
-        # ReLU after pooling: the same values and gradients as before it, of a quarter as many numbers.
+        # ReLU after pooling: the same values and gradients as before it, on a quarter of the numbers.
         x = relu(max_pool2d(self.conv1(x), 2))  # (B, filters[0], 12, 12) of 28 pixels
         x = relu(max_pool2d(self.between(self.conv2(x)), 2)).flatten(1)  # (B, filters[1] · 4 · 4)
         for name in self.linear:
@@ -79,7 +79,7 @@ class LeNet5(SmallCNN):
 
 
 class FedAvgCNN(SmallCNN):
-    """FedAvg's CNN as PFLlib has it: convolutions of 32 and 64 filters without padding, a linear layer of 512 features with ReLU,
+    """FedAvg's CNN as in PFLlib: convolutions of 32 and 64 filters without padding, a linear layer of 512 features with ReLU,
     and the head.
 
     582,026 parameters for grey images of 28 pixels, 878,538 for colour images of 32. FedAvg's paper pads its convolutions and so
@@ -93,9 +93,9 @@ class FedAvgCNN(SmallCNN):
 
 
 class FedProtoCNN(SmallCNN):
-    """The CNN of FedProto (Tan et al., AAAI 2022), of LG-FedAvg's code and of many after it: convolutions of 10 and ``filters``
-    filters, a linear layer of 50 features with ReLU, and the head; dropout of whole channels behind the second convolution and of
-    features before the head, both of one half.
+    """The CNN of FedProto (Tan et al., AAAI 2022), of LG-FedAvg's code and of many later papers: convolutions of 10 and ``filters``
+    filters, a linear layer of 50 features with ReLU, and the head; dropout of whole channels after the second convolution and of
+    features before the head, both with rate 0.5.
 
     21,840 parameters for grey images of 28 pixels and 20 filters. FedProto's experiment with different networks has 18, 20 and 22.
 

@@ -43,7 +43,7 @@ class TextTransformer(Backbone):
 
     @property
     def tokens_known(self) -> tuple[int, int]:
-        """How many tokens there are embeddings for, and how many a text may have."""
+        """Size of the vocabulary, and the longest text in tokens."""
         return self.tokens.num_embeddings, self.positions.num_embeddings
 
     def encode(self, x: Tensor, cut: str = "features") -> Tensor:

@@ -1,4 +1,4 @@
-"""Networks of the transformers library, behind the interface of this one."""
+"""Networks of the transformers library, wrapped in the interface of this library."""
 
 import copy
 import inspect
@@ -45,18 +45,18 @@ Inputs = dict[str, Tensor]
 
 
 class Transformer(TrainableNetwork):
-    """A model of the transformers library for a task; a subclass says which.
+    """A model of the transformers library for a task, which a subclass defines.
 
     Args:
         name: of a model on the Hugging Face hub (``owner/name``, or ``owner/name@revision``), or a local folder, whose pretrained
             weights are loaded. In Python also a model, which is copied, or a function that returns one.
-        config: instead of a name, the settings of a model with random weights: ``model_type`` and what its config class takes.
+        config: instead of a name, the settings of a model with random weights: ``model_type`` and arguments of its config class.
         attention: implementation of attention (``eager``, ``sdpa``, …); None: the library's choice.
         **settings: more settings of the model's config.
 
     Attributes:
-        drawn: names of the parameters that the files of a pretrained model lack, or have in another size. None where there are no
-            files: then everything is drawn, and what stands for the pretrained body is frozen all the same.
+        drawn: names of the parameters that the files of a pretrained model lack, or have in another size. None without files:
+            then all parameters are drawn, and the body is frozen as if it were pretrained.
     """
 
     auto_class: str
@@ -110,7 +110,7 @@ class Transformer(TrainableNetwork):
 
     @staticmethod
     def _adapted(model: "PreTrainedModel", attention: str | None, settings: dict[str, Any]) -> "PreTrainedModel":
-        """A model that is there, with these settings, if it can have them."""
+        """An existing model with these settings, if it supports them."""
         if (wanted := settings.pop("num_labels", None)) not in (None, model.config.num_labels):
             raise FederationError(
                 f"{type(model).__name__} has {model.config.num_labels} outputs, but num_classes is {wanted}: load it with "
@@ -124,9 +124,7 @@ class Transformer(TrainableNetwork):
         return model
 
     def __getattr__(self, name: str) -> Any:
-        """Tell a method that cuts a network in two, or factorizes it, that it cannot with one that answers otherwise than a
-        classifier.
-        """
+        """Refuse methods that cut a network in two, or factorize it, with networks other than classifiers."""
         if name in OF_BACKBONES:
             raise FederationError(
                 f"backbone: this method asks for {name!r} of the network, which only classifiers have, such as VisionTransformer, "
@@ -137,16 +135,16 @@ class Transformer(TrainableNetwork):
 
     @property
     def tokens_known(self) -> tuple[int | None, int | None]:
-        """How many tokens the network has embeddings for, and how many a text may have; None: it does not say."""
+        """Size of the vocabulary, and the longest text in tokens; None: unknown."""
         embeddings = self.network.get_input_embeddings()
         positions = next((m for name, m in self.network.named_modules() if name.endswith(POSITIONS)), None)
         longest, padding = getattr(positions, "num_embeddings", None), getattr(positions, "padding_idx", None)
         if longest is not None and padding is not None:
-            longest -= padding + 1  # as RoBERTa numbers its positions
+            longest -= padding + 1  # RoBERTa's numbering of positions
         return getattr(embeddings, "num_embeddings", None), longest
 
     def targets_of(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Take out of a batch, as Hugging Face's collators make it, what is to be predicted. Default: ``labels``."""
+        """Take the targets out of a batch of Hugging Face's collators. Default: ``labels``."""
         return inputs.pop("labels")
 
     def forward(self, inputs: Inputs) -> Tensor:
@@ -155,22 +153,22 @@ class Transformer(TrainableNetwork):
         return logits
 
     def metrics(self, monitor: str) -> dict[str, Metric]:
-        """What is measured on logits and targets, batch by batch; ``monitor`` says which of :attr:`measures` is used."""
+        """Metrics of logits and targets, computed batch by batch; ``monitor`` is one of :attr:`measures`."""
         return {}
 
     def predict(self, inputs: Inputs, targets: Tensor) -> Tensor | None:
-        """What is answered in texts, ``(B, …)``; the data score it, see :meth:`lightning_fed.data.FederatedDataModule.score`.
-        Default: nothing is.
+        """Generated answers, ``(B, …)``, which the data score, see :meth:`lightning_fed.data.FederatedDataModule.score`.
+        Default: none.
 
         Args:
             inputs: of a batch.
-            targets: of a batch; they may say where the question ends, never what is answered.
+            targets: of a batch; they may only be used to find the end of the question.
         """
         return None
 
     def head_names(self) -> set[str]:
-        """Names of the parameters that the task adds to the pretrained model: those outside its body, and in the body those that
-        its files lack, which were drawn at random: the pooler of a BERT that was pretrained without one, say.
+        """Names of the parameters that the task adds to the pretrained model: those outside its body, and randomly drawn ones in
+        the body that its files lack, such as the pooler of a BERT that was pretrained without one.
         """
         prefix = f"network.{self.network.base_model_prefix}."
         return {name for name, _ in self.named_parameters() if not name.startswith(prefix) or name in self.drawn}
@@ -181,12 +179,12 @@ def built(auto: Any, config: dict[str, Any], settings: dict[str, Any], attention
 
     Args:
         auto: the class of transformers that builds one for the task.
-        config: its settings, as a user gives them.
-        settings: those that are the task's.
+        config: the user's settings.
+        settings: the task's settings.
         attention: implementation of attention.
 
     Raises:
-        FederationError: naming the setting that is unknown, contradicts the task's, or with which no model can be built.
+        FederationError: naming the setting that is unknown, contradicts the task's, or prevents building a model.
     """
     import transformers
 
@@ -196,12 +194,12 @@ def built(auto: Any, config: dict[str, Any], settings: dict[str, Any], attention
     for name, value in config.items():
         if settings.get(name, value) != value:
             raise FederationError(f"config has {name} {value!r}, but the task has {settings[name]!r}: leave it out.")
-        least = 1 if name.endswith(("_layer", "_layers")) else 0  # without one, nothing is left of a transformer
-        if COUNTED.search(name) and isinstance(value, int) and not least <= value <= LARGEST:  # some show late, or never
+        least = 1 if name.endswith(("_layer", "_layers")) else 0  # a transformer needs at least one
+        if COUNTED.search(name) and isinstance(value, int) and not least <= value <= LARGEST:  # some fail late, or never
             raise FederationError(f"config has {name} {value}: give a whole number from {least} to {LARGEST}.")
 
     def build(given: dict[str, Any]) -> "PreTrainedModel":
-        with warnings.catch_warnings():  # what follows from a size of zero is an error anyway
+        with warnings.catch_warnings():  # a size of zero leads to an error anyway
             warnings.filterwarnings("ignore", "Initializing zero-element tensors")
             made: PreTrainedModel = auto.from_config(transformers.AutoConfig.for_model(**given), attn_implementation=attention)
         return made
@@ -214,15 +212,15 @@ def built(auto: Any, config: dict[str, Any], settings: dict[str, Any], attention
         raise FederationError(f"{what}: no {kind} can be built of it: {error_text(error)}") from error
     default, code = known[kind](), inspect.getsource(sys.modules[type(model).__module__])
     for name in config.keys() - {"model_type"}:
-        if not hasattr(default, name) and not re.search(rf"\b{re.escape(name)}\b", code):  # some are known to the network alone
+        if not hasattr(default, name) and not re.search(rf"\b{re.escape(name)}\b", code):  # some are known only to the network
             question = nearest(name, list(default.to_dict()))
             raise FederationError(f"config has {name!r}, which {type(default).__name__} does not know{question}.")
     return model
 
 
 def at_fault(config: dict[str, Any], build: Callable[[dict[str, Any]], Any]) -> list[str]:
-    """The setting without which a model can be built; if that is not one alone, those with each of which alone none can be. Models
-    are built on the meta device, where they take no memory.
+    """The setting without which a model can be built; if there is no single one, all settings each of which alone prevents it.
+    Models are built on the meta device, where they take no memory.
     """
 
     def fails(given: dict[str, Any]) -> bool:
@@ -241,11 +239,11 @@ def at_fault(config: dict[str, Any], build: Callable[[dict[str, Any]], Any]) -> 
 
 
 class TransformerClassifier(Transformer):
-    """A classifier of texts, or of images: pretrained body, new head. Images must have the size that the network is made for.
+    """A classifier of texts, or of images: pretrained body, new head. Images must have the network's input size.
 
     Args:
         num_classes: outputs of the head.
-        pad_token_id: id of the tokenizer's padding, for networks that name none (GPT-2); None: as the network has it.
+        pad_token_id: id of the tokenizer's padding, for networks without one (GPT-2); None: the network's.
     """
 
     auto_class = "AutoModelForSequenceClassification"
@@ -270,16 +268,16 @@ class TransformerClassifier(Transformer):
         return logits
 
     def metrics(self, monitor: str) -> dict[str, Metric]:
-        """Accuracy, and the monitored metric where it is another: F1 as GLUE scores MRPC and QQP, or Matthews' correlation."""
+        """Accuracy, and the monitored metric if it differs: F1 as GLUE scores MRPC and QQP, or Matthews' correlation."""
         known = TASKS["multiclass"].measures
         return {name: known[name](self.num_classes) for name in dict.fromkeys(("accuracy", monitor)) if name in known}
 
 
 class PretrainedName(str):
-    """A name on the hub, a folder or a dotted path; but of no :class:`Transformer`, whose arguments the command line knows."""
+    """A name on the hub, a folder or a dotted path, except of a :class:`Transformer`, whose arguments the command line knows."""
 
     def __new__(cls, name: object) -> "PretrainedName":
-        """Raises :class:`ValueError` for what is none."""
+        """Raises :class:`ValueError` for anything else."""
         if not isinstance(name, str) or names_a(Transformer, name):
             raise ValueError(f"Expected the name of a model, got {name!r}")
         return super().__new__(cls, name)

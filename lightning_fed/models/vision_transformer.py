@@ -12,11 +12,11 @@ from lightning_fed.options import PositiveInt
 
 
 class VisionTransformer(Backbone, TransformerClassifier):  # type: ignore[misc]  # images are not tokenised texts
-    """A vision transformer (Dosovitskiy et al., ICLR 2021) with a new head on its first token: to be fine-tuned as a whole, as any
-    backbone, or frozen with something small beside it. Images are resized on the batch to the size that the network was made for.
+    """A vision transformer (Dosovitskiy et al., ICLR 2021) with a new head on its first token, fine-tuned as a whole like any
+    backbone, or frozen with adapters. Batches of images are resized to the network's input size.
 
     Args:
-        config: see :class:`lightning_fed.models.Transformer`; ``model_type: vit`` and, say, the sizes of ViT-Small/16:
+        config: see :class:`lightning_fed.models.Transformer`; ``model_type: vit`` and, for example, the sizes of ViT-Small/16:
             ``hidden_size: 384, intermediate_size: 1536, num_attention_heads: 6``.
     """
 
@@ -30,7 +30,7 @@ class VisionTransformer(Backbone, TransformerClassifier):  # type: ignore[misc] 
         config: dict[str, Any] | None = None,
         attention: str | None = None,
     ) -> None:
-        # A pretrained head for other classes is replaced by a new one, as the task has it.
+        # A pretrained head for other classes is replaced by a new one for the task.
         pretrained = {"ignore_mismatched_sizes": True} if isinstance(name, str) else {}
         super().__init__(num_classes, name, config, attention, **pretrained)
         if (kind := self.network.config.model_type) != "vit":
@@ -41,7 +41,7 @@ class VisionTransformer(Backbone, TransformerClassifier):  # type: ignore[misc] 
 
     @property
     def head(self) -> nn.Linear:  # type: ignore[override]
-        """The classifier, where the transformers library has it."""
+        """The classifier, as the transformers library stores it."""
         return cast(nn.Linear, self.network.classifier)
 
     def encode(self, x: Tensor, cut: str = "features") -> Tensor:

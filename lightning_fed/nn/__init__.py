@@ -1,4 +1,4 @@
-"""Layers that methods share."""
+"""Layers, losses and decompositions that methods share."""
 
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.nn.cox import CoxLoss

@@ -1,4 +1,4 @@
-"""What is put on a frozen transformer: adapters behind its layers, tokens before its blocks, keys and values before its own."""
+"""Additions to a frozen transformer: adapters after its layers, prompt tokens in its blocks, and prefixes of keys and values."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ class Adapter(nn.Module):
 
     Args:
         width: length d of h.
-        hidden: length of what is between.
+        hidden: length of the hidden layer.
         bias: whether there are b and b'.
     """
 
@@ -24,24 +24,24 @@ class Adapter(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, h: Tensor) -> Tensor:
-        """Of and in the shape ``(…, d)``, and in the precision of the input."""
+        """Maps ``(…, d)`` to the same shape, in the precision of the input."""
         added: Tensor = self.up(gelu(self.down(h.to(self.down.weight.dtype))))
         return h + added.to(h.dtype)
 
 
 def adapted(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
-    """Forward hook: a layer's output through the adapter that hangs on the layer. It is found there, and not kept by the hook,
+    """Forward hook: apply the layer's adapter to its output. The hook looks the adapter up on the layer instead of keeping it,
     because networks are copied.
     """
     return layer.adapter(output)  # type: ignore[operator]
 
 
 class Prompt(nn.Module):
-    """Puts tokens behind the first one of a sequence, in the place of some.
+    """Inserts tokens after the first one of a sequence, in place of some.
 
     Args:
-        tokens: ``(p, d)``, how they start.
-        replaced: how many tokens behind the first are dropped.
+        tokens: initial values, ``(p, d)``.
+        replaced: number of tokens after the first that are dropped.
     """
 
     def __init__(self, tokens: Tensor, replaced: int) -> None:
@@ -51,12 +51,12 @@ class Prompt(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``(B, L - replaced + p, d)`` of ``(B, L, d)``."""
-        tokens = self.tokens.to(x.dtype).expand(len(x), -1, -1)  # of a frozen network, which may be less precise
+        tokens = self.tokens.to(x.dtype).expand(len(x), -1, -1)  # x comes from a frozen network, which may have a lower precision
         return torch.cat([x[:, :1], tokens, x[:, 1 + self.replaced :]], dim=1)
 
 
 def prompted(block: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Forward pre-hook: a block's input with the prompt that hangs on the block. It is found there, and not kept by the hook,
+    """Forward pre-hook: add the block's prompt to its input. The hook looks the prompt up on the block instead of keeping it,
     because networks are copied.
     """
     hidden_states, *others = args
@@ -64,10 +64,10 @@ def prompted(block: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 class Prefix(nn.Module):
-    """Keys and values.
+    """A prefix of trainable keys and values.
 
     Args:
-        keys: ``(length, d)``, how they start.
+        keys: initial values, ``(length, d)``.
         values: the same.
     """
 
@@ -82,19 +82,19 @@ class Prefix(nn.Module):
 
 
 class ReparametrizedPrefix(nn.Module):
-    """Keys and values that maps make of fixed embeddings.
+    """A prefix of keys and values computed by trainable maps from fixed embeddings.
 
     Args:
         length: tokens of the prefix.
         width: length d of a key.
-        hidden: length of what is between.
+        hidden: length of the hidden layer.
     """
 
     embeddings: Tensor
 
     def __init__(self, length: int, width: int, hidden: int) -> None:
         super().__init__()
-        # Drawn on a stream of their own: they are never sent, so that everybody has to know them.
+        # Drawn from their own random stream: they are never sent, so every client must draw the same.
         embeddings = torch.randn(length, width, generator=torch.Generator().manual_seed(0), device="cpu")
         self.register_buffer("embeddings", embeddings, persistent=False)
         self.key_maps, self.value_maps = (
@@ -116,17 +116,17 @@ def attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of transformers' interface, with the prefix that hangs on the module before keys and values.
+    """Attention function of transformers' interface, with the module's prefix before keys and values.
 
     Args:
-        module: of the network; it has the prefix.
+        module: the attention module, which has the prefix.
         query: ``(B, heads, L, d / heads)``.
         key: the same.
         value: the same.
         attention_mask: None; images have no padding.
         dropout: of the attention.
         scaling: of the products of queries and keys.
-        **kwargs: what else the interface passes, of no use here.
+        **kwargs: other arguments of the interface, not used here.
 
     Returns:
         ``(B, L, heads, d / heads)``, and no weights.

@@ -1,4 +1,4 @@
-"""The parameters of a network cut into blocks, of which some are kept; and a gate, which says which."""
+"""The parameters of a network cut into blocks, and a gate that selects blocks."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -12,17 +12,17 @@ Tensors = dict[str, Tensor]
 
 
 class Blocks:
-    r"""Every parameter that learns, flattened, in contiguous blocks of ``ceil(size / count)`` values; the last one may be smaller.
+    r"""Every trainable parameter, flattened, in contiguous blocks of ``ceil(size / count)`` values; the last one may be smaller.
 
     Args:
-        network: whose parameters.
-        count: how many blocks a parameter has at most.
+        network: the network with the parameters.
+        count: largest number of blocks per parameter.
 
     Attributes:
         names: of the parameters.
         sizes: values of each block, in the order of the parameters.
-        first: numbers of the blocks that begin a parameter.
-        groups: numbers of the other blocks, those of linear layers and those of all others.
+        first: indices of the first block of each parameter.
+        groups: indices of the other blocks, those of linear layers and those of all other layers.
     """
 
     def __init__(self, network: nn.Module, count: int) -> None:
@@ -47,13 +47,13 @@ class Blocks:
         return len(self.sizes)
 
     def least(self, density: float) -> float:
-        r"""The share that a network keeps in any case, as it is planned: :math:`s_{min} = \min(\max(1/B, 0.1), s)`."""
+        r"""The planned share that is always kept: :math:`s_{min} = \min(\max(1/B, 0.1), s)`."""
         return min(max(1 / self.count, 0.1), density)
 
     def keep(self, importance: Tensor, density: float) -> Tensor:
-        r"""Which blocks to keep: all with a density of 1. Else the first one of each parameter, so that no layer is cut off; and of
-        linear layers, and of all others, in the order of importance (in tenths; among equals the earlier one), each that still fits
-        into :math:`(s - s_{min})` times their size.
+        r"""Select the blocks to keep: with a density of 1 all. Otherwise the first one of each parameter, so that no layer is cut
+        off; and separately of linear layers and of all others, in the order of importance (in tenths; among equals the earlier
+        one), each block that still fits into :math:`(s - s_{min})` times their size.
 
         Args:
             importance: of each block, in [0, 1], ``(L,)``.
@@ -77,7 +77,7 @@ class Blocks:
         return kept
 
     def scaled(self, parameters: Mapping[str, Tensor], by: Tensor) -> dict[str, Tensor]:
-        """Parameters whose blocks are multiplied by a number each.
+        """Parameters with each block multiplied by a number.
 
         Args:
             parameters: of the network, by name.
@@ -86,7 +86,7 @@ class Blocks:
         return {name: parameter * self.spread(name, by, parameter.shape) for name, parameter in parameters.items()}
 
     def spread(self, name: str, values: Tensor, shape: torch.Size) -> Tensor:
-        """A value per block as one per entry of a parameter.
+        """Expand a value per block to one per entry of a parameter.
 
         Args:
             name: of the parameter.
@@ -97,7 +97,7 @@ class Blocks:
         return own.unsqueeze(1).expand(-1, self._length[name]).flatten()[: shape.numel()].view(shape)
 
     def moved(self, parameters: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> Tensor:
-        """Which blocks have an entry that is not what it was: booleans ``(L,)``, on the CPU."""
+        """Blocks with a changed entry: booleans ``(L,)``, on the CPU."""
         found = []
         for name in self.names:
             differs = (parameters[name] != before[name]).flatten()
@@ -105,11 +105,11 @@ class Blocks:
         return torch.stack(found).cpu()
 
     def cut(self, parameters: Tensors, keep: Tensor) -> Tensors:
-        """Of each parameter, the values of the blocks that are kept, in a row."""
+        """The concatenated values of the kept blocks of each parameter."""
         return {name: tensor.flatten()[self.spread(name, keep, tensor.shape).flatten()] for name, tensor in parameters.items()}
 
     def filled(self, parts: Tensors, keep: Tensor, rest: Tensors) -> Tensors:
-        """The inverse of :meth:`cut`: parameters, with what was not kept taken from others."""
+        """The inverse of :meth:`cut`: parameters, with the blocks that were not kept taken from others."""
         whole = {}
         for name, part in parts.items():
             flat = rest[name].flatten().clone()
@@ -125,12 +125,12 @@ class Blocks:
 
 
 class Gate(nn.Module):
-    """What a batch of images says about the blocks of a network.
+    """Computes the importance and scale of a network's blocks from a batch of images.
 
     Args:
         shape: channels, height and width of the images.
-        blocks: how many blocks there are.
-        separate_scale: whether scales have a branch of their own, which begins as a copy of the other one.
+        blocks: number of blocks.
+        separate_scale: whether scales have their own branch, which starts as a copy of the other one.
     """
 
     def __init__(self, shape: Sequence[int], blocks: int, separate_scale: bool) -> None:

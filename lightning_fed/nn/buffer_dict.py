@@ -1,4 +1,4 @@
-"""Tensors by name that are no parameters."""
+"""Tensors by name, as buffers."""
 
 from collections.abc import Iterator, Mapping
 
@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 
 class BufferDict(nn.Module):
-    """What a method remembers beside its networks: copies of tensors, by name, as buffers. They go wherever the module goes
-    (device, precision), and no optimizer and no phase moves them. Names may have dots, as in a state dict.
+    """Copies of tensors, by name, as buffers, for a method's state in addition to its networks. They move with the module
+    (device, precision), and no optimizer or phase changes them. Names may have dots, as in a state dict.
 
     Args:
-        tensors: what to begin with; copied.
-        persistent: whether they are entries of the state dict, and so stay with a client or travel as ``shared_names`` says; else
+        tensors: initial values; copied.
+        persistent: whether they are entries of the state dict, which ``shared_names`` makes shared or private; otherwise
             they are in no state.
     """
 
@@ -41,7 +41,7 @@ class BufferDict(nn.Module):
 
     @torch.no_grad()
     def update(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over values, in place, wherever they come from. Raises :class:`KeyError` for a name that is not known here."""
+        """Copy values, in place, from any device. Raises :class:`KeyError` for an unknown name."""
         for name, tensor in tensors.items():
             self[name].copy_(tensor)
 

@@ -1,4 +1,4 @@
-"""Cox's partial likelihood (Cox, JRSS B 1972), the loss of risks that are learned from times to an event."""
+"""Cox's partial likelihood (Cox, JRSS B 1972), the loss for risks learned from times to an event."""
 
 from typing import Literal, get_args
 
@@ -12,16 +12,16 @@ Ties = Literal["breslow", "efron", "order"]
 
 
 class CoxLoss(nn.Module):
-    r"""The negative log partial likelihood of a batch, its mean over the examples, those without an event among them:
+    r"""The negative log partial likelihood of a batch, averaged over all examples, including those without an event:
     :math:`\frac1B \sum_{i: e_i} \left(\log \sum_{j: t_j \ge t_i} e^{s_j} - s_i\right)`.
 
-    It depends on differences of risks alone. An example that has no competitor, the last to be seen, has a term and a gradient of
+    It depends only on differences of risks. An example without a competitor, the last one observed, has a term and a gradient of
     exactly 0, and so have all examples of a batch without events: optimizers that divide by the size of a gradient (Adam) would
-    make a step of a rounding error. A batch of B needs memory for :math:`B^2` numbers.
+    turn a rounding error into a step. A batch of B needs memory for :math:`B^2` numbers.
 
     Args:
-        ties: with several events at one time, ``breslow`` lets each compete with all of them, ``efron`` with a share that becomes
-            less from one to the next, and ``order`` with those that come before it in the batch, as FLamby's loss does.
+        ties: with several events at one time, ``breslow`` lets each compete with all of them, ``efron`` with a share that decreases
+            from one to the next, and ``order`` with those before it in the batch, as in FLamby's loss.
     """
 
     def __init__(self, ties: Ties = "breslow") -> None:
@@ -33,12 +33,12 @@ class CoxLoss(nn.Module):
         """The loss.
 
         Args:
-            risks: ``(B,)``, the larger, the earlier an event is expected.
-            targets: ``(B, 2)``: whether there was an event (1; 0: the example was only seen so long without one), and when.
+            risks: ``(B,)``, larger for an earlier expected event.
+            targets: ``(B, 2)``: whether there was an event (0: the example was observed until then without one), and the time.
         """
         event, time = targets[:, 0] > 0, targets[:, 1]
-        later, same = time > time[:, None], time == time[:, None]  # (i, j): j is seen longer than i, as long as i
-        first = torch.ones_like(same).tril()  # j is not behind i in the batch
+        later, same = time > time[:, None], time == time[:, None]  # (i, j): j is observed longer than i, as long as i
+        first = torch.ones_like(same).tril()  # j is not after i in the batch
         weights = (later | (same & first if self.ties == "order" else same)).to(risks.dtype)
         if self.ties == "efron":
             tied = same & event & event[:, None]

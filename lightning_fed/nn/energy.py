@@ -1,4 +1,4 @@
-"""Tensors as the factors that hold a share of their energy, where these are fewer numbers."""
+"""Compression of tensors to factors that hold a share of their energy, if these have fewer values."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ def energy_factors(matrix: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor
     :math:`\sum_{i \le r} \sigma_i^2 \ge e \sum_i \sigma_i^2`; of rank 0 if all is zero.
 
     They come from the eigenvectors of the smaller of :math:`MM^\top` and :math:`M^\top M`, in float64, which takes a third of the
-    time of a singular value decomposition. The squares are all that the rank depends on; and what the factors restore is exact for
+    time of a singular value decomposition. The rank depends only on the squares; and the restored matrix is exact for
     small singular values too, because the other side is computed from the matrix.
 
     Args:
@@ -38,9 +38,9 @@ def energy_factors(matrix: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor
 
 
 def compressed(tensors: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
-    r"""Matrices, and kernels as matrices of one row per output, as factors that hold a share of their energy: under the tensor's
-    name with :data:`FACTORS` behind it, in its dtype. What factors would not make smaller stays as it is: vectors, and matrices of
-    which :math:`r(m + n + 1) \ge mn`.
+    r"""Compress matrices, and kernels as matrices of one row per output, to factors that hold a share of their energy: under the
+    tensor's name followed by :data:`FACTORS`, in its dtype. Tensors that factors would not make smaller are unchanged: vectors, and
+    matrices with :math:`r(m + n + 1) \ge mn`.
 
     Args:
         tensors: by name.
@@ -59,10 +59,10 @@ def compressed(tensors: Mapping[str, Tensor], share: float) -> dict[str, Tensor]
 
 
 def restored(sent: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What :func:`compressed` was given, but for the energy that was left out.
+    """Restore the arguments of :func:`compressed`, except for the truncated energy.
 
     Args:
-        sent: what it returned.
+        sent: its result.
         like: tensors with the names and shapes of the originals.
     """
     tensors = {}
@@ -76,11 +76,11 @@ def restored(sent: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str
 
 
 def compressed_shapes(sent: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names, shapes and dtypes that compressed tensors must have, on the meta device: each is as it is, or factors of a rank that
-    there can be.
+    """Names, shapes and dtypes that compressed tensors must have, on the meta device: each uncompressed, or factors of a possible
+    rank.
 
     Args:
-        sent: what came; its ranks alone are believed, if they are possible.
+        sent: the received tensors; only their ranks are used, if they are possible.
         like: tensors with the names, shapes and dtypes of the originals.
     """
     shapes: dict[str, Tensor] = {}

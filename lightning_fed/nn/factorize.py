@@ -1,4 +1,4 @@
-"""Layers replaced by two smaller ones in a row: the low-rank networks of FedHM, usable alone."""
+"""Layers replaced by two smaller consecutive ones: the low-rank networks of FedHM, usable without the method."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -30,7 +30,7 @@ class Spectrum(NamedTuple):
         return cls(left, values, right.T)
 
     def rank(self, precision: torch.dtype) -> int:
-        """How many singular values are more than rounding, of a matrix that is stored in this precision."""
+        """Number of singular values above the rounding error of a matrix stored in this precision."""
         tolerance = max(len(self.left), len(self.right)) * torch.finfo(precision).eps
         return int((self.values > tolerance * self.values[0]).sum())
 
@@ -54,8 +54,8 @@ class Spectrum(NamedTuple):
 
 
 class Energy:
-    r"""Which part of the squared norm of several matrices, :math:`\sum_l \lVert W_l \rVert_F^2`, their best approximations keep. It
-    takes a decomposition that there is anyway, and no product.
+    r"""The share of the squared norm of several matrices, :math:`\sum_l \lVert W_l \rVert_F^2`, that their best approximations
+    keep. It uses existing decompositions and needs no product.
     """
 
     def __init__(self) -> None:
@@ -63,11 +63,11 @@ class Energy:
         self._kept: dict[float, Tensor] = {}
 
     def add(self, spectrum: Spectrum, ranks: Mapping[float, int]) -> None:
-        """Count another matrix.
+        """Add a matrix.
 
         Args:
             spectrum: its decomposition.
-            ranks: of its approximations, by a number that stands for the same approximation of all matrices, such as a ratio.
+            ranks: of its approximations, by a number that identifies the same approximation of all matrices, such as a ratio.
         """
         squares = spectrum.values.square()
         self._total = self._total + squares.sum()
@@ -75,22 +75,22 @@ class Energy:
             self._kept[size] = self._kept.get(size, 0.0) + squares[:rank].sum()
 
     def shares(self) -> dict[float, float]:
-        """In [0, 1], by that number; 1 where all matrices are zero."""
+        """Shares in [0, 1], by that number; 1 if all matrices are zero."""
         return {size: (kept / self._total).item() if self._total else 1.0 for size, kept in self._kept.items()}
 
 
 def rank_of(weight: Tensor, ratio: float, layer: str) -> int:
-    r""":math:`\max(1, \mathrm{round}(\gamma\, n))`. For a convolution :math:`n` is the output channels, the rule that gives the
-    sizes in Table 2 of the FedHM paper. For a matrix, of which the paper has none, it is the smaller side, the largest rank that
-    there is: with the outputs, a ratio of 1/2 would turn 800 x 2000 into two layers with more values than the one.
+    r""":math:`\max(1, \mathrm{round}(\gamma\, n))`. For a convolution :math:`n` is the number of output channels, which gives the
+    sizes in Table 2 of the FedHM paper. For a matrix, which the paper does not factorize, it is the smaller side, the largest
+    possible rank: with the outputs, a ratio of 1/2 would turn 800 x 2000 into two layers with more values than the original.
 
     Args:
         weight: of the layer.
         ratio: :math:`\gamma`, in (0, 1].
-        layer: how it is called, for the error.
+        layer: its name, for the error.
 
     Raises:
-        FederationError: for a rank beyond the largest, which convolutions of few input channels can be asked for.
+        FederationError: for a rank beyond the largest possible one, as with convolutions of few input channels.
     """
     rank = max(1, round(ratio * (len(weight) if weight.dim() == 4 else min(weight.shape))))
     rows, columns = unroll(weight).shape
@@ -121,12 +121,12 @@ def roll_up(matrix: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def layer_weights(left: Tensor, right: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The weights of two layers in a row that stand for one.
+    """The weights of two consecutive layers that replace one.
 
     Args:
         left: the factor of the input side, ``(m·k_h, r)`` or ``(in, r)``.
         right: of the output side, ``(n·k_w, r)`` or ``(out, r)``.
-        shape: of the one weight.
+        shape: of the original weight.
 
     Returns:
         Kernels ``(r, m, k_h, 1)`` and ``(n, r, 1, k_w)``, or matrices ``(r, in)`` and ``(out, r)``.
@@ -146,15 +146,15 @@ def layer_factors(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def recover(first: Tensor, second: Tensor) -> Tensor:
-    """The one weight that two layers in a row have together, in the shape of the original's."""
+    """The single weight that two consecutive layers are equivalent to, in the original shape."""
     left, right = layer_factors(first, second)
     shape = (len(second), first.shape[1], *first.shape[2:3], *second.shape[3:])
     return roll_up(left @ right.T, shape)
 
 
 class Factorized(nn.Sequential):
-    """Two layers in a row, with nothing in between, that stand for one of low rank. What code reads of that one (``weight``,
-    ``bias``, ``kernel_size``, ``in_features``) it finds here, too.
+    """Two consecutive layers, with nothing in between, that replace one of low rank. It has the attributes of the original layer
+    (``weight``, ``bias``, ``kernel_size``, ``in_features``).
     """
 
     def __init__(self, first: nn.Module, second: nn.Module, original: nn.Conv2d | nn.Linear, spectral: bool) -> None:
@@ -172,34 +172,34 @@ class Factorized(nn.Sequential):
 
     @property
     def weights(self) -> tuple[Tensor, Tensor]:
-        """Of the first and the second layer."""
+        """Weights of the first and the second layer."""
         first, second = (cast(Tensor, layer.weight) for layer in self)
         return first, second
 
     @property
     def weight(self) -> Tensor:
-        """That of the layer it stands for, computed when it is asked for: see :meth:`recover`."""
+        """Weight of the layer it replaces, computed on access: see :meth:`recover`."""
         return self.recover()
 
     @property
     def bias(self) -> Tensor | None:
-        """That of the second layer."""
+        """Bias of the second layer."""
         return cast(Tensor | None, self[1].bias)
 
     def recover(self) -> Tensor:
-        """The weight that the two layers have together, in the shape of the original's; differentiable."""
+        """The single weight that the two layers are equivalent to, in the original shape; differentiable."""
         return recover(*self.weights)
 
 
 class FactorizedConv2d(Factorized):
     """A convolution of rank r: a ``(k, 1)`` one to r channels, then a ``(1, k)`` one, with nothing in between.
 
-    It computes exactly what one convolution with the kernel :meth:`recover` does, at the borders and for any stride, too.
+    It computes exactly the convolution with the kernel :meth:`recover`, also at the borders and for any stride.
 
     Args:
         conv: an ungrouped convolution without dilation and with zero padding.
         rank: r.
-        spectral: start as the best approximation of ``conv``; else with PyTorch's random weights, which takes no SVD.
+        spectral: start as the best approximation of ``conv``; otherwise with PyTorch's random weights, without an SVD.
     """
 
     def __init__(self, conv: nn.Conv2d, rank: int, spectral: bool = True) -> None:
@@ -220,7 +220,7 @@ class FactorizedLinear(Factorized):
     Args:
         linear: any linear layer.
         rank: r.
-        spectral: start as the best approximation of ``linear``; else with PyTorch's random weights.
+        spectral: start as the best approximation of ``linear``; otherwise with PyTorch's random weights.
     """
 
     def __init__(self, linear: nn.Linear, rank: int, spectral: bool = True) -> None:
@@ -232,13 +232,13 @@ class FactorizedLinear(Factorized):
 def factorize(module: nn.Module, layers: Iterable[str], ratio: float, spectral: bool = True) -> None:
     r"""Replace convolutions and linear layers by factorized ones, in place.
 
-    The rank is that of :func:`rank_of`, which raises an error where there is none. A ratio of 1 leaves the layers as they are.
+    The rank is that of :func:`rank_of`, which raises an error if it is impossible. A ratio of 1 does not change the layers.
 
     Args:
         module: any network.
         layers: names of the layers, as in ``module.named_modules()``.
         ratio: the rank ratio :math:`\gamma`, in (0, 1].
-        spectral: start as the best approximation of the layers; else with PyTorch's random weights, which takes no SVD.
+        spectral: start as the best approximation of the layers; otherwise with PyTorch's random weights, without an SVD.
     """
     if not 0 < ratio <= 1:
         raise FederationError(f"A rank ratio of {ratio} was asked for: give one in (0, 1].")

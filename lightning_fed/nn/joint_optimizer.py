@@ -1,4 +1,4 @@
-"""Several optimizers that step together: networks that learn in one phase, each in its own way."""
+"""Several optimizers that step together, for phases that train several networks."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,13 +14,13 @@ Share = tuple[OptimizerCallable, Sequence[nn.Parameter]]
 
 
 def jointly(*shares: Share) -> OptimizerCallable:
-    """The optimizer of a phase in which several networks learn, each with an optimizer of its own::
+    """The optimizer of a phase in which several networks learn, each with its own optimizer::
 
         mine, theirs = list(self.backbone.parameters()), list(self.mentor.parameters())
         Phase("mutual", [*mine, *theirs], self.loss, jointly((self.optimizer, mine), (self.mentor_optimizer, theirs)), epochs=1)
 
     Args:
-        *shares: pairs of what builds an optimizer and the parameters that it gets.
+        *shares: pairs of an optimizer's builder and the parameters that it gets.
 
     Returns:
         A builder for :class:`.Phase`. It raises :class:`FederationError` if the parameters of the phase are not those of
@@ -40,8 +40,8 @@ def jointly(*shares: Share) -> OptimizerCallable:
 
 
 class JointOptimizer(torch.optim.Optimizer):
-    """Optimizers that step together and look like one: parameter groups one after the other, one state, one checkpoint. Schedules
-    and gradient scalers see all groups. ``gradient_clip`` of a module is of each optimizer's gradients on their own.
+    """Optimizers that step together and act as one: concatenated parameter groups, one state, one checkpoint. Schedules
+    and gradient scalers see all groups. A module's ``gradient_clip`` clips each optimizer's gradients separately.
 
     Args:
         optimizers: of different parameters.
@@ -53,18 +53,18 @@ class JointOptimizer(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Let each optimizer work on its groups and on the common state."""
+        """Point each optimizer to its groups and to the common state."""
         groups = iter(self.param_groups)
         for optimizer in self.optimizers:
             optimizer.param_groups = [next(groups) for _ in optimizer.param_groups]
             optimizer.state = self.state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)  # which makes new groups and a new state
+        super().load_state_dict(state_dict)  # creates new groups and a new state
         self._share()
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step of each; the closure, if there is one, is called once."""
+        """Take one step with each; a closure is called once."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""What learns of a network whose weights are of half precision, as files have them, is of single precision."""
+"""Trains parts of a half-precision network in single precision."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def learn_in_float32(network: nn.Module) -> None:
-    """Make parameters of half precision float32 where they learn: most steps of training are less than half the spacing of such
-    numbers, and would be rounded away. What is frozen keeps its precision, and its memory. Layers that learn take what
-    comes from frozen ones.
+    """Convert trainable half-precision parameters to float32: most training steps are smaller than half the spacing of such
+    numbers, and would be rounded away. Frozen parameters keep their precision, and their memory. Trainable layers convert their
+    inputs.
 
     Args:
         network: changed in place; its parameters stay the same objects.
@@ -22,7 +22,7 @@ def learn_in_float32(network: nn.Module) -> None:
     learning = {id(p) for p in widened}
     layers = [layer for layer in network.modules() if not learning.isdisjoint(map(id, layer.parameters(recurse=False)))]
     for layer in layers:
-        for name, buffer in layer.named_buffers(recurse=False):  # statistics, of what is normalized
+        for name, buffer in layer.named_buffers(recurse=False):  # statistics of norms
             if buffer.dtype in HALF:
                 setattr(layer, name, buffer.float())
         if any(p.dtype in HALF for p in network.parameters()):
@@ -30,6 +30,6 @@ def learn_in_float32(network: nn.Module) -> None:
 
 
 def as_its_weights(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Forward hook: inputs get the precision of the layer's weights."""
+    """Forward pre-hook: convert inputs to the precision of the layer's weights."""
     dtype = next(layer.parameters(recurse=False)).dtype
     return tuple(value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value for value in inputs)

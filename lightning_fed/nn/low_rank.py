@@ -1,4 +1,4 @@
-"""A full-rank weight plus a low-rank one: the additive decomposition of FedDecomp, usable alone."""
+"""A full-rank weight plus a low-rank one: the additive decomposition of FedDecomp, usable without the method."""
 
 import math
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ Variant = Literal["paper", "official"]
 class LowRankDelta(nn.Module):
     r"""Adds :math:`\tau = BA` to a weight :math:`\sigma`, as a parametrization of :mod:`torch.nn.utils.parametrize`.
 
-    ``B`` starts at zero, so that at first the layer is the plain one. The inner rank is :math:`\lfloor R n \rfloor k`, at least
+    ``B`` starts at zero, so that the layer is the plain one at first. The inner rank is :math:`\lfloor R n \rfloor k`, at least
     ``k``, where ``k`` is the kernel size (1 for a matrix) and ``n`` depends on the variant:
 
     =================  ====================================================  ====================================================
@@ -29,19 +29,19 @@ class LowRankDelta(nn.Module):
     ``n``              min(I, O)                                             O for convolutions, min(I, O) for matrices
     ``B`` (zero)       (I·k, r)                                              (O·k, r)
     ``A``              (r, O·k), Gaussian                                    (r, I·k), Kaiming-uniform with a = √5
-    convolution        τ[o, i, k1, k2] = (BA)[(i, k1), (o, k2)]              the numbers of BA, (O·k) × (I·k), row by row
+    convolution        τ[o, i, k1, k2] = (BA)[(i, k1), (o, k2)]              the entries of BA, (O·k) × (I·k), row by row
     matrix             τ = (BA)ᵀ                                             τ = BA
     scale              1                                                     1/⌊R·O⌋ for convolutions, 1/r for matrices
     =================  ====================================================  ====================================================
 
-    The paper states no deviation for ``A``. Here its rows have unit expected norm, so that a first step on ``B`` moves the weight
-    as far as a step of the same learning rate on :math:`\sigma` would within the rows' span. The paper's "Reshape" is read as the
-    separable permutation; the code's reading mixes the axes within each output channel.
+    The paper states no standard deviation for ``A``. Here its rows have unit expected norm, so that a first step on ``B`` moves the
+    weight as far as a step of the same learning rate on :math:`\sigma` would within the rows' span. The paper's "Reshape" is read
+    as the separable permutation; the code's reading mixes the axes within each output channel.
 
     Args:
         weight: the weight to add to: ``(O, I)`` or ``(O, I, k, k)``.
         ratio: R, in (0, 1].
-        variant: which reading; see the table.
+        variant: reading of the paper; see the table.
     """
 
     def __init__(self, weight: Tensor, ratio: float, variant: Variant = "paper") -> None:
@@ -73,24 +73,24 @@ class LowRankDelta(nn.Module):
         return weight + self.delta(weight.shape)
 
     def delta(self, shape: torch.Size) -> Tensor:
-        """τ. Where neither factor learns, as in measuring, it is computed once, not once per batch."""
+        """τ. If neither factor learns, as in an evaluation, it is computed once instead of once per batch."""
         if self.learns:
             self._cache = None
             return self._compute(shape)
         versions = (self.A._version, self.B._version)
         if self._cache is None or self._cache[0] != versions or self._cache[1].device != self.A.device:
-            with torch.inference_mode(False), torch.no_grad():  # what is measured with may be trained with later
+            with torch.inference_mode(False), torch.no_grad():  # an evaluated module may be trained later
                 self._cache = versions, self._compute(shape)
         return self._cache[1]
 
     @property
     def learns(self) -> bool:
-        """Whether gradients of the factors are asked for."""
+        """Whether gradients of the factors are needed."""
         return torch.is_grad_enabled() and (self.A.requires_grad or self.B.requires_grad)
 
     def layers(self, shape: torch.Size) -> tuple[Tensor, Tensor] | None:
-        """The weights of two layers in a row that compute what one with the weight τ does: matrices, or kernels ``(r, I, k, 1)``
-        and ``(O, r, 1, k)``. None: the official variant of a convolution, whose reshape mixes what the two would keep apart.
+        """The weights of two consecutive layers that are equivalent to one with the weight τ: matrices, or kernels ``(r, I, k, 1)``
+        and ``(O, r, 1, k)``. None for the official variant of a convolution, whose reshape mixes axes that the two would separate.
 
         Args:
             shape: of the weight.
@@ -117,7 +117,7 @@ class PackedLowRankDelta(nn.Module):
         weight: ``(parts · O, I)``.
         ratio: R of each part.
         variant: see :class:`LowRankDelta`.
-        parts: how many matrices are stacked.
+        parts: number of stacked matrices.
     """
 
     def __init__(self, weight: Tensor, ratio: float, variant: Variant = "paper", parts: int = 3) -> None:
@@ -132,7 +132,7 @@ class PackedLowRankDelta(nn.Module):
 
 class DecomposedLinear(nn.Linear):
     r"""A linear layer with a weight :math:`\sigma + \tau`. While :math:`\tau = BA` learns, it computes
-    :math:`x\sigma^T + (xA^T)B^T` instead of :math:`x(\sigma + BA)^T` where that takes fewer operations: with small batches.
+    :math:`x\sigma^T + (xA^T)B^T` instead of :math:`x(\sigma + BA)^T` if that takes fewer operations: with small batches.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class DecomposedLinear(nn.Linear):
 
 
 class DecomposedConv2d(nn.Conv2d):
-    r"""The same for a convolution, where :math:`\tau` is two convolutions in a row; see :meth:`LowRankDelta.layers`."""
+    r"""The same for a convolution, with :math:`\tau` as two consecutive convolutions; see :meth:`LowRankDelta.layers`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Features ``(B, O, H, W)``."""
@@ -171,21 +171,21 @@ class DecomposedConv2d(nn.Conv2d):
 
 
 def _decomposed(layer: nn.Module) -> tuple[LowRankDelta, Tensor]:
-    """What is added to the weight of a layer, and the weight."""
+    """The low-rank part and the original weight of a layer."""
     parametrization = cast(parametrize.ParametrizationList, cast(nn.ModuleDict, layer.parametrizations)["weight"])
     return cast(LowRankDelta, parametrization[0]), parametrization.original
 
 
 def _apart_is_cheaper(delta: LowRankDelta, weight: Tensor, x: Tensor, hidden: int, rows: int) -> bool:
-    r"""Whether :math:`\sigma` and :math:`\tau` apart take fewer operations in a training step than their sum does: by shapes and by
-    what learns alone, so that it is decided equally everywhere.
+    r"""Whether :math:`\sigma` and :math:`\tau` applied separately take fewer operations in a training step than their sum. The
+    decision depends only on shapes and on what is trainable, so that it is the same everywhere.
 
     Args:
         delta: :math:`\tau`, which learns.
         weight: :math:`\sigma`.
-        x: what goes in.
-        hidden: rows that the first of the two layers computes: examples, times positions.
-        rows: rows that come out.
+        x: the input.
+        hidden: rows that the first of the two layers computes: examples times positions.
+        rows: output rows.
     """
     taps = weight.shape[2] if weight.dim() == 4 else 1
     # The product of the factors, forward and for the gradient of each; and the gradient of the sum, which σ alone may not need.
@@ -198,10 +198,10 @@ def _apart_is_cheaper(delta: LowRankDelta, weight: Tensor, x: Tensor, hidden: in
 def decompose(
     module: nn.Module, conv_ratio: float, linear_ratio: float, variant: Variant = "paper", layers: Iterable[str] | None = None
 ) -> None:
-    """Decompose every convolutional, linear and attention weight of ``module`` that learns in place, or those of some layers.
+    """Decompose every trainable convolutional, linear and attention weight of ``module``, or of some layers, in place.
 
     The module's own weights become the full-rank part and keep their values and their random stream: the factors are drawn after
-    them. Biases, norms, embeddings and frozen weights stay as they are.
+    them. Biases, norms, embeddings and frozen weights do not change.
 
     Args:
         module: any network; its layers stay the objects they are.
@@ -212,7 +212,7 @@ def decompose(
             ``["*.self_attn", "head"]``. None: all.
 
     Raises:
-        FederationError: for a name in which no weight is that can be decomposed.
+        FederationError: for a name without a weight that can be decomposed.
     """
     known = dict(module.named_modules())
     chosen = list(known.values())

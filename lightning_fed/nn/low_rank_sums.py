@@ -1,4 +1,4 @@
-r"""Sums of products of thin factors, :math:`\sum_k B_k A_k`, which are never formed: a sum of products is a product of stacks."""
+r"""Sums of products of thin factors, :math:`\sum_k B_k A_k`, without forming them: a sum of products is a product of stacks."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ def stacked(left: Sequence[Tensor], right: Sequence[Tensor], scales: Sequence[Te
     Args:
         left: the :math:`B_k`, ``(m, r_k)``.
         right: the :math:`A_k`, ``(r_k, n)``.
-        scales: the :math:`c_k`, a number each, ``()`` or ``(r_k,)``; None: all are 1.
+        scales: the :math:`c_k`, each of shape ``()`` or ``(r_k,)``; None: all are 1.
 
     Returns:
         ``(m, q)`` and ``(q, n)`` with :math:`q = \sum r_k`.
@@ -34,10 +34,10 @@ def stacked(left: Sequence[Tensor], right: Sequence[Tensor], scales: Sequence[Te
 def averaging_error(
     left: Sequence[Tensor], right: Sequence[Tensor], weights: Sequence[float], mean: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""What the product of the means lacks, :math:`\sum_k p_k B_k A_k - \bar B \bar A`, as factors of rank :math:`(K - 1) r`.
+    r"""The error of the product of the means, :math:`\sum_k p_k B_k A_k - \bar B \bar A`, as factors of rank :math:`(K - 1) r`.
 
     It is :math:`\sum_k p_k (B_k - \bar B)(A_k - C)` for any C, because :math:`\sum_k p_k (B_k - \bar B) = 0`; with :math:`C = A_K`
-    one term vanishes. This takes no decomposition, and with equal :math:`A_k` it is zero bit for bit.
+    one term vanishes. This needs no decomposition, and with equal :math:`A_k` it is zero bit for bit.
 
     Args:
         left: the :math:`B_k`, ``(m, r)``.
@@ -57,16 +57,16 @@ def averaging_error(
 
 
 def product_spectrum(left: Tensor, right: Tensor, rank: int | None = None) -> Spectrum:
-    """The singular value decomposition of a product of thin factors, in float64, which is not formed: with :math:`L = Q R` and
-    :math:`M^T = Q' R'` it is that of the small :math:`R R'^T`.
+    """The singular value decomposition of a product of thin factors, in float64, without forming it: with :math:`L = Q R` and
+    :math:`M^T = Q' R'` it follows from that of the small :math:`R R'^T`.
 
     Args:
         left: L, ``(m, q)``.
         right: M, ``(q, n)``.
-        rank: how many singular vectors are wanted; None: all.
+        rank: number of singular vectors; None: all.
 
     Returns:
-        Of ``(m, n)``, with min(m, n, q) singular values, and vectors of the first ones.
+        The decomposition of an ``(m, n)`` matrix, with min(m, n, q) singular values, and vectors of the first ones.
     """
     (outer, upper), (inner, lower) = (torch.linalg.qr(factor.double()) for factor in (left, right.T))
     small = Spectrum.of(upper @ lower.T)

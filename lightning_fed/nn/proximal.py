@@ -1,4 +1,4 @@
-"""What keeps a model near another one."""
+"""Proximal terms, which keep a model near another one."""
 
 from collections.abc import Iterable, Mapping
 
@@ -14,11 +14,11 @@ def half_squared_distance(parameters: Iterable[Tensor], anchors: Iterable[Tensor
 
 @torch.no_grad()
 def proximal_step(optimizer: Optimizer, anchors: Mapping[Tensor, Tensor], strength: float) -> None:
-    r"""What follows an optimizer's step with rate :math:`\eta` where a term :math:`\frac{s}{2} \lVert w - a \rVert^2` is no part of
-    the loss: exactly, :math:`w \leftarrow (w + c\,a) / (1 + c)`, :math:`c = \eta s`.
+    r"""The exact proximal step for a term :math:`\frac{s}{2} \lVert w - a \rVert^2` that is not a part of the loss, after an
+    optimizer's step with rate :math:`\eta`: :math:`w \leftarrow (w + c\,a) / (1 + c)`, :math:`c = \eta s`.
 
     Args:
-        optimizer: that has stepped.
+        optimizer: the optimizer that has stepped.
         anchors: a, by parameter.
         strength: s.
     """
@@ -29,7 +29,7 @@ def proximal_step(optimizer: Optimizer, anchors: Mapping[Tensor, Tensor], streng
 
 
 def on_simplex(weights: Tensor) -> Tensor:
-    """The nearest weights, row by row, that are not negative and add up to 1 (Duchi et al., ICML 2008, Figure 1).
+    """The nearest non-negative weights that sum to 1, row by row (Duchi et al., ICML 2008, Figure 1).
 
     Args:
         weights: ``(m, n)``.

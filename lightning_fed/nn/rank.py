@@ -1,4 +1,4 @@
-"""How many ranks of a matrix matter, and how large a product is."""
+"""Effective ranks of matrices, and norms of products."""
 
 import math
 
@@ -25,7 +25,7 @@ def spectral_rank(values: Tensor, share: float = 0.9) -> int:
 
 
 def effective_rank(b: Tensor, a: Tensor, share: float = 0.9) -> int:
-    """The :func:`spectral_rank` of a product BA, which is never formed: with :math:`B = QR` and :math:`A^T = Q'R'` its singular
+    """The :func:`spectral_rank` of a product BA, without forming it: with :math:`B = QR` and :math:`A^T = Q'R'` its singular
     values are those of the small :math:`R R'^T`.
 
     Args:
@@ -38,7 +38,7 @@ def effective_rank(b: Tensor, a: Tensor, share: float = 0.9) -> int:
 
 
 def product_norm(b: Tensor, a: Tensor) -> float:
-    r""":math:`\lVert BA \rVert_F` of a product that is never formed: its square is :math:`\sum (B^\top B) \circ (A A^\top)`.
+    r""":math:`\lVert BA \rVert_F` of a product, without forming it: its square is :math:`\sum (B^\top B) \circ (A A^\top)`.
 
     Args:
         b: ``(m, r)``.
@@ -49,7 +49,7 @@ def product_norm(b: Tensor, a: Tensor) -> float:
 
 
 def floor_of(share: float, count: int) -> int:
-    r""":math:`\lfloor s n \rfloor` of the numbers that are meant: as floats 0.29 · 100 is a little less than 29.
+    r""":math:`\lfloor s n \rfloor` of the intended numbers: in floating point 0.29 · 100 is slightly less than 29.
 
     Args:
         share: s, at least 0, in decimals or as computed.

@@ -8,10 +8,10 @@ NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 def scale_before_norms(module: nn.Module, factor: float) -> None:
-    """Multiply what goes into each norm layer, in training only, in place: a narrow layer's sums have fewer terms.
+    """Multiply the input of each norm layer, in training only, in place: a narrow layer's sums have fewer terms.
 
-    Batch norm with the batch's own statistics undoes it, but for its epsilon. Training is where gradients are computed: running
-    statistics that are gathered without must be those of evaluation.
+    Batch norm with the batch's own statistics undoes it, except for its epsilon. "Training" means that gradients are computed:
+    running statistics gathered without gradients must be those of evaluation.
 
     Args:
         module: a network.

@@ -1,4 +1,4 @@
-"""Server optimizers: the mean of the updates is a direction, and the server takes a step of its own in it."""
+"""Server optimizers: the server uses the mean of the updates as a direction and takes an optimizer step."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -12,24 +12,24 @@ from lightning_fed.tensors import State
 
 
 class ServerOptimizer(ABC):
-    r"""What becomes of the direction :math:`\Delta = \bar w - w` from the server's parameters :math:`w` to the mean of those that
-    the clients sent. Buffers (statistics of batch norm), payloads and what stays with clients are no affair of an optimizer's.
+    r"""Takes a step in the direction :math:`\Delta = \bar w - w` from the server's parameters :math:`w` to the mean of those that
+    the clients sent. It does not affect buffers (batch-norm statistics), payloads and private state.
 
-    It is an option of every method whose server averages, ``server_optimizer``. What it keeps of each parameter is in checkpoints.
+    It is the option ``server_optimizer`` of every method whose server averages. Its state is in checkpoints.
     """
 
     @abstractmethod
     def initial(self, parameter: Tensor) -> State:
-        """What is held of a parameter from round to round, by name, before the first one."""
+        """Initial optimizer state of a parameter, by name."""
 
     @abstractmethod
     def step(self, weight: Tensor, mean: Tensor, moments: State) -> tuple[Tensor, State]:
-        """The new parameter, and what is held of it from now on.
+        """The new parameter and its new optimizer state.
 
         Args:
             weight: the parameter before the round.
             mean: of what the clients sent, of the same shape.
-            moments: by :meth:`initial`, or the last step.
+            moments: from :meth:`initial`, or the last step.
         """
 
 
@@ -66,15 +66,15 @@ class ServerSGD(ServerOptimizer):
 
 @dataclass(frozen=True)
 class AdaptiveOptimizer(ServerOptimizer):
-    r"""What the optimizers of Reddi et al., ICLR 2021 (https://arxiv.org/abs/2003.00295), Algorithm 2, have in common:
-    :math:`m \leftarrow \beta_1 m + (1 - \beta_1) \Delta`, :math:`w \leftarrow w + \eta\, m / (\sqrt v + \tau)`, entry by entry.
+    r"""Base of the optimizers of Reddi et al., ICLR 2021 (https://arxiv.org/abs/2003.00295), Algorithm 2:
+    :math:`m \leftarrow \beta_1 m + (1 - \beta_1) \Delta`, :math:`w \leftarrow w + \eta\, m / (\sqrt v + \tau)`, element-wise.
 
     Args:
         lr: :math:`\eta`.
         beta_1: :math:`\beta_1`.
-        tau: :math:`\tau`, how adaptive it is: the larger, the less. The paper has 1e-3 where it does not search it.
-        initial_v: :math:`v` before the first round; None: :math:`\tau^2`, the least that the paper allows. TensorFlow Federated and
-            FLamby begin with 0.
+        tau: :math:`\tau`, which controls the adaptivity: larger is less adaptive. The paper has 1e-3 if it does not search it.
+        initial_v: :math:`v` before the first round; None: :math:`\tau^2`, the smallest value that the paper allows. TensorFlow
+            Federated and FLamby start with 0.
     """
 
     lr: PositiveFloat = 0.1
@@ -100,7 +100,7 @@ class AdaptiveOptimizer(ServerOptimizer):
         r"""The new :math:`v`, from the old one and :math:`\Delta^2`."""
 
     def rate(self, moments: State) -> float:
-        r"""The rate of a step; it may count in ``moments``. Default: :math:`\eta`."""
+        r"""The rate of a step; it may keep a counter in ``moments``. Default: :math:`\eta`."""
         return self.lr
 
 
@@ -118,12 +118,12 @@ class ServerAdagrad(AdaptiveOptimizer):
 
 @dataclass(frozen=True)
 class DecayingOptimizer(AdaptiveOptimizer):
-    r"""Those that forget.
+    r"""Adaptive optimizers with exponential decay of :math:`v`.
 
     Args:
         beta_2: :math:`\beta_2`; 0.99 in the paper, 0.999 in TensorFlow Federated and FLamby.
         bias_correction: let the rate of round t be :math:`\eta \sqrt{1 - \beta_2^t} / (1 - \beta_1^t)`, as in Keras' optimizers,
-            with which TensorFlow Federated's are made; the paper has no correction.
+            which TensorFlow Federated uses; the paper has no correction.
     """
 
     beta_2: ClosedUnitInterval = 0.99
@@ -165,7 +165,7 @@ class ServerYogi(DecayingOptimizer):
 
 
 def refuse_ones(optimizer: ServerOptimizer, *names: str) -> None:
-    """Refuse decay rates that are not in [0, 1): with 1 nothing would ever be forgotten, or ever be learned."""
+    """Refuse decay rates outside [0, 1): with 1 a moving mean would never change."""
     for name in names:
         value = getattr(optimizer, name)
         require(0 <= value < 1, f"{type(optimizer).__name__} got {name}={value}: give a number from 0, less than 1.")

@@ -1,4 +1,4 @@
-"""Weights that are points of a simplex, and points of data that are spread over one."""
+"""Weights that are points of a simplex, and projections of points onto one."""
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ class Mixture(nn.Module):
     r"""A parametrization of :mod:`torch.nn.utils.parametrize`: a weight that is :math:`\sum_m \alpha_m W_m`.
 
     Args:
-        others: :math:`W_2, \dots, W_M`, ``(M - 1, …)``. The first is what the weight was.
+        others: :math:`W_2, \dots, W_M`, ``(M - 1, …)``. The first corner is the original weight.
     """
 
     point: Tensor
@@ -31,14 +31,14 @@ class Mixture(nn.Module):
         return torch.tensordot(self.point.to(corners.dtype), corners, dims=1)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """The corners, ``(M, …)``, when the weight is replaced by them."""
+        """The corners, ``(M, …)``, which replace the weight."""
         assert self._others is not None, "corners do not follow from a weight"
         corners, self._others = torch.cat([weight.unsqueeze(0), self._others]), None
         return corners
 
 
 def mixed_weight(layer: nn.Linear, corners: int) -> Mixture:
-    """Let the weight of a layer be a mixture of so many, the first of which is its own; the others are drawn as it was."""
+    """Replace the weight of a layer by a mixture of so many; the first is its own, the others are drawn in the same way."""
     drawn = [torch.empty_like(layer.weight) for _ in range(corners - 1)]
     for weight in drawn:
         nn.init.kaiming_uniform_(weight, a=5**0.5)  # as nn.Linear does
@@ -68,9 +68,9 @@ def projected(points: Tensor, size: float) -> Tensor:
 
 
 def spread(points: Tensor) -> Tensor:
-    r"""Points ``(N, M)`` projected on the simplex, in the scale in which they lie best apart: of the least Riesz energy, the mean
-    of :math:`1 / \lVert \beta_i - \beta_j \rVert^2` over pairs. All scales are tried, which takes some seconds for 500 points,
-    and four times as long for twice as many.
+    r"""Points ``(N, M)`` projected on the simplex, in the scale that separates them best: with the least Riesz energy, the mean
+    of :math:`1 / \lVert \beta_i - \beta_j \rVert^2` over pairs. All scales are tried, which takes some seconds for 500 points
+    and grows with the square of their number.
     """
     candidates = (projected(points, size) for size in torch.linspace(1e-4, 1, SCALES).tolist())
     return min(candidates, key=lambda betas: torch.pdist(betas).clamp(min=NEAREST).pow(-2).mean().item())

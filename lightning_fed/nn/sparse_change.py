@@ -1,4 +1,4 @@
-"""Changes of a weight: trainable ones of a few entries, which a random mask selects, and constant ones."""
+"""Changes of a weight: trainable ones of entries that a random mask selects, and constant ones."""
 
 from collections.abc import Mapping
 
@@ -9,12 +9,12 @@ from lightning_fed.tensors import widened
 
 
 class SparseChange(nn.Module):
-    """A parametrization that adds trainable values to some entries of a weight. The other entries have no gradient, not even one of
-    zero: no optimizer can move them.
+    """A parametrization that adds trainable values to some entries of a weight. The other entries have no gradient at all, so that
+    no optimizer can move them.
 
     Args:
         weight: of any shape; it is not changed.
-        density: part of its entries that have values.
+        density: share of its entries that have values.
     """
 
     entries: Tensor
@@ -53,15 +53,15 @@ def masked_count(shape: torch.Size, density: float) -> int:
 
 
 def draw_masks(shapes: Mapping[str, torch.Size], density: float, seed: Tensor) -> dict[str, Tensor]:
-    """Which entries the masks select, uniformly at random.
+    """Entries that the masks select, uniformly at random.
 
     Args:
         shapes: of the matrices.
-        density: part of the entries.
+        density: share of the entries.
         seed: of all masks, an integer.
 
     Returns:
-        For each matrix distinct indices into its flattened entries.
+        Distinct indices into the flattened entries of each matrix.
     """
     stream = torch.Generator().manual_seed(int(seed))
     return {
@@ -71,5 +71,5 @@ def draw_masks(shapes: Mapping[str, torch.Size], density: float, seed: Tensor) -
 
 
 def scattered(values: Tensor, entries: Tensor, shape: torch.Size) -> Tensor:
-    """A matrix that has these values at these flat indices, and zeros elsewhere."""
+    """A matrix with these values at these flat indices, and zeros elsewhere."""
     return values.new_zeros(shape.numel()).scatter(0, entries, values).view(shape)

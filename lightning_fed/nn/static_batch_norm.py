@@ -1,4 +1,4 @@
-"""Static batch norm (Diao et al., HeteroFL, ICLR 2021): running statistics do not travel, they are gathered when needed."""
+"""Static batch norm (Diao et al., HeteroFL, ICLR 2021): running statistics do not travel, but are gathered when needed."""
 
 import lightning as L
 from torch import Tensor, nn
@@ -16,10 +16,10 @@ def running_statistics(module: nn.Module) -> set[str]:
 
 
 class StatisticsPass(L.LightningModule):
-    """One pass over data that leaves each batch-norm layer with the plain mean over the batches of their mean and variance.
+    """One pass over data that sets the statistics of each batch-norm layer to the plain mean of the batches' means and variances.
 
     Batches are normalized by their own statistics, as in training; variances are unbiased; everything else is in eval mode. This
-    is not the pooled variance: how the means of batches differ is left out. ``Trainer.predict`` runs it.
+    is not the pooled variance: it leaves out the variance between batch means. ``Trainer.predict`` runs it.
 
     Args:
         module: the network; called with the inputs ``(B, …)`` of each batch.
@@ -29,10 +29,10 @@ class StatisticsPass(L.LightningModule):
         super().__init__()
         self.module = module
         self._norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
-        self._momenta: list[float | None] = []  # that they had
+        self._momenta: list[float | None] = []  # the layers' original momenta
 
     def on_predict_start(self) -> None:
-        """Start from nothing, with a momentum of None: PyTorch's cumulative average."""
+        """Reset the statistics, with a momentum of None: PyTorch's cumulative average."""
         self._momenta = [norm.momentum for norm in self._norms]
         for norm in self._norms:
             norm.reset_running_stats()
@@ -40,11 +40,11 @@ class StatisticsPass(L.LightningModule):
             norm.train()
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> int:
-        """Take a batch in; returns how many examples it has."""
+        """Process a batch; returns its number of examples."""
         self.module(batch[0])
         return len(batch[0])
 
     def on_predict_end(self) -> None:
-        """Leave the layers as they were, but for what they have seen; Lightning restores their mode."""
+        """Restore the layers except for their statistics; Lightning restores their mode."""
         for norm, momentum in zip(self._norms, self._momenta, strict=True):
             norm.momentum = momentum

@@ -9,7 +9,7 @@ class SwitchNorm2d(nn.Module):
 
     Args:
         channels: C of images ``(B, C, H, W)``.
-        momentum: how much of the running statistics stays with each batch.
+        momentum: share of the running statistics that each batch keeps.
         eps: added to variances.
     """
 

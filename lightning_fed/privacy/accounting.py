@@ -1,7 +1,7 @@
-"""What rounds cost in privacy: events and their ε, by Google's dp-accounting.
+"""The privacy cost ε of rounds, by Google's dp-accounting.
 
-Poisson samples are accounted by privacy loss distributions, adding or removing a client; grids err upwards alone. Where everybody
-takes part in each round there is a closed form.
+Poisson sampling is accounted by privacy loss distributions, for adding or removing a client; their grids only overestimate. With
+full participation there is a closed form.
 """
 
 import math
@@ -40,12 +40,12 @@ def _accountant(rounds: int) -> Any:
 
 @cache
 def epsilon(rate: float, multiplier: float, rounds: int, delta: float) -> float:
-    """The ε of so many rounds.
+    """The ε of a number of rounds.
 
     Args:
-        rate: with which probability a client takes part, independently in each round; 1: everybody does.
-        multiplier: z, the noise's standard deviation over the clip norm; 0: there is no noise, and ε is infinite.
-        rounds: how many; none cost nothing.
+        rate: probability with which a client takes part, independently in each round; 1: full participation.
+        multiplier: z, the noise's standard deviation over the clip norm; 0: no noise, and ε is infinite.
+        rounds: number of rounds; 0 rounds cost nothing.
         delta: δ.
     """
     if rounds == 0 or multiplier == 0:
@@ -56,7 +56,7 @@ def epsilon(rate: float, multiplier: float, rounds: int, delta: float) -> float:
 
 
 def noise_multiplier(rate: float, target: float, rounds: int, delta: float) -> float:
-    """The smallest z, to 1e-3 and rounded up, with which so many rounds cost at most an ε."""
+    """The smallest z, to 1e-3 and rounded up, with which the rounds cost at most ε."""
     if rate == 1:
         found = float(_library().get_sigma_gaussian(target, delta)) * math.sqrt(rounds)
     else:

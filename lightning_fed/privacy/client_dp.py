@@ -30,11 +30,11 @@ NORM_NOISE = 20
 @dataclass(frozen=True)
 class AdaptiveClip:
     r"""A clip norm that follows the clients' norms (Andrew et al. 2021, https://arxiv.org/abs/1905.03871):
-    :math:`C \leftarrow C e^{-\eta (\tilde b - \gamma)}`, :math:`\tilde b` being the noisy share of changes that were not clipped.
+    :math:`C \leftarrow C e^{-\eta (\tilde b - \gamma)}`, with the noisy share :math:`\tilde b` of unclipped changes.
 
     Args:
         start: the first round's clip norm, :math:`C`.
-        quantile: :math:`\gamma`, the share of changes that is to stay as it is; the paper has 0.5.
+        quantile: :math:`\gamma`, the target share of unclipped changes; the paper has 0.5.
         lr: :math:`\eta`; the paper has 0.2.
     """
 
@@ -49,19 +49,19 @@ class AdaptiveClip:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientDP(DifferentialPrivacy):
-    r"""Whether one client took part at all cannot be told from what the server sends, up to ε and δ.
+    r"""Client-level (ε, δ)-differential privacy: the server's messages do not reveal whether a client took part.
 
-    A client's change of all that it sends, as one vector, is scaled down to a norm of at most C; the server adds up the changes,
-    adds Gaussian noise of standard deviation zC once, and divides by the number of participants to be expected. All clients count
-    the same.
+    A client's change, as one vector over all tensors that it sends, is scaled down to a norm of at most C. The server sums the
+    changes, adds Gaussian noise of standard deviation zC once, and divides by the expected number of participants. All clients have
+    equal weights.
 
     Args:
-        clip: C, or how it is found.
+        clip: C, or :class:`AdaptiveClip`.
         delta: δ, below one over the number of clients.
-        epsilon: ε that all rounds may cost together, from which z follows; or give ``noise_multiplier``.
-        noise_multiplier: z; 0 clips alone.
-        noise: of the run's seed (``seeded``), which is a simulation, or of a ``secret`` key, from which the cohorts are drawn, too.
-        key: the key's file, outside of the run's folder; made when there is none.
+        epsilon: total ε of all rounds, which determines z; or give ``noise_multiplier``.
+        noise_multiplier: z; 0: clipping without noise.
+        noise: from the run's seed (``seeded``), which is a simulation, or from a ``secret`` key, which also draws the cohorts.
+        key: the key's file, outside the run's folder; created if it does not exist.
     """
 
     clip: PositiveFloat | AdaptiveClip
@@ -78,16 +78,16 @@ class ClientDP(DifferentialPrivacy):
         )
 
     def mechanism(self, clients: int, rate: float, rounds: int, noise: Noise) -> "GaussianMechanism":
-        """What a run does.
+        """The mechanism of a run.
 
         Args:
-            clients: how many may take part, N.
-            rate: with which probability each does, q; 1: all do.
-            rounds: how many there will be.
-            noise: where it comes from.
+            clients: N, the number of clients that may take part.
+            rate: q, the probability with which each does; 1: all do.
+            rounds: number of rounds.
+            noise: its source.
 
         Raises:
-            FederationError: for a δ that says nothing, and for a z that adaptive clipping cannot have.
+            FederationError: for a δ that is too large, and for a z that adaptive clipping does not support.
         """
         require(
             self.delta < 1 / clients,
@@ -104,8 +104,8 @@ class ClientDP(DifferentialPrivacy):
 class GaussianMechanism(Mechanism):
     r"""Clips changes, sums them, adds noise, divides by the expected number of participants qN; keeps the ledger.
 
-    With :class:`AdaptiveClip` the numbers of clipped changes have noise of their own, :math:`\sigma_b = qN / 20`, and the changes
-    get :math:`z_\Delta = (z^{-2} - (2 \sigma_b)^{-2})^{-1/2}` in place of z: both together cost what z costs.
+    With :class:`AdaptiveClip` the numbers of clipped changes get separate noise, :math:`\sigma_b = qN / 20`, and the changes
+    get :math:`z_\Delta = (z^{-2} - (2 \sigma_b)^{-2})^{-1/2}` instead of z: together they cost as much as z.
 
     Args:
         clip: see :class:`ClientDP`.
@@ -124,7 +124,7 @@ class GaussianMechanism(Mechanism):
         self.multiplier, self.rate, self.delta, self.noise = multiplier, rate, delta, noise
         self.expected = rate * clients
         self.norm_noise = self.expected / NORM_NOISE
-        self.rounds = 0  # that have been paid for
+        self.rounds = 0  # that the ledger has counted
         self._unclipped = 0.0  # of a round, each less 1/2
         if self.adaptive is not None:
             require(
@@ -135,13 +135,13 @@ class GaussianMechanism(Mechanism):
 
     @property
     def update_multiplier(self) -> float:
-        r"""What the changes get of z, :math:`z_\Delta`."""
+        r"""The noise multiplier of the changes, :math:`z_\Delta`."""
         if self.adaptive is None:
             return self.multiplier
         return (self.multiplier**-2 - (2 * self.norm_noise) ** -2) ** -0.5
 
     def combine(self, updates: Iterable[tuple[State, float]], state: State) -> State:
-        """Where the server is, and the sum of clipped changes over qN, however many came, in float64. Nobody is a round, too."""
+        """The server's state plus the sum of clipped changes over qN, for any number of updates, also none, in float64."""
         self._unclipped = 0.0
         start = flatten(state).double()
         total = torch.zeros_like(start)
@@ -154,7 +154,7 @@ class GaussianMechanism(Mechanism):
         return {name: part.view_as(tensor) for (name, tensor), part in zip(state.items(), parts, strict=True)}
 
     def add_noise(self, combined: State, state: State, clients: int) -> State:
-        """The noise, once; with the round it is paid for."""
+        """Add the noise once, and count the round."""
         round = self.rounds + 1
         std = self.update_multiplier * self.clip_norm / self.expected
         noisy = {name: combined[name] + std * self._normals(round, name, combined[name]) for name in sorted(combined)}
@@ -175,7 +175,7 @@ class GaussianMechanism(Mechanism):
         return {"privacy/noise": self.multiplier, "privacy/clip": self.clip_norm}
 
     def spent(self) -> dict[str, float]:
-        """``privacy/epsilon`` of all rounds so far; none where there is no noise."""
+        """``privacy/epsilon`` of all rounds so far; empty without noise."""
         return {} if self.multiplier == 0 else {"privacy/epsilon": self.epsilon(self.rounds)}
 
     def state_dict(self) -> State:
@@ -193,7 +193,7 @@ class GaussianMechanism(Mechanism):
         self.rounds, self.clip_norm = int(rounds), float(state["clip"])
 
     def noise_to_clip(self, values: int) -> float:
-        """The norm of a round's noise on the mean, over the clip norm."""
+        """Ratio of the norm of a round's noise on the mean to the clip norm."""
         return self.update_multiplier * math.sqrt(values) / self.expected
 
     def forecast(self, values: int, rounds: int) -> str:

@@ -1,4 +1,4 @@
-"""Where noise comes from: the run's seed, which is a simulation of privacy, or a key that nobody else has."""
+"""Sources of noise: the run's seed, which simulates privacy, or a secret key."""
 
 import hashlib
 import os
@@ -22,19 +22,19 @@ BLOCK = 2**14
 
 
 class Noise(ABC):
-    """Standard normal numbers of a round, by name: the same when the round is played again."""
+    """Standard normal numbers of a round, by name: the same if the round is repeated."""
 
     @abstractmethod
     def normals(self, round: int, name: str, count: int) -> NDArray[np.float64]:
-        """So many of them."""
+        """A number of them."""
 
     @abstractmethod
     def cohort_stream(self, round: int) -> list[int]:
-        """What NumPy's generator of the round's cohort is seeded with."""
+        """Seed of NumPy's generator for the round's cohort."""
 
 
 class SeededNoise(Noise):
-    """Of the run's seed: a simulation. Who knows the seed can subtract it.
+    """Noise from the run's seed: a simulation, since anyone who knows the seed can subtract it.
 
     Args:
         seed: the run's.
@@ -52,12 +52,13 @@ class SeededNoise(Noise):
 
 
 class SecretNoise(Noise):
-    """Of a key: SHAKE-256 of key, run, round and name, by Box and Muller's transform. Each number is half the sum of four normal
-    ones, so that its last bits do not tell what was added to it (Holohan & Braghin 2021, https://arxiv.org/abs/2107.10138).
+    """Noise from a key: SHAKE-256 of key, run, round and name, by Box and Muller's transform. Each number is half the sum of four
+    normal ones, so that its last bits do not reveal the value it is added to (Holohan & Braghin 2021,
+    https://arxiv.org/abs/2107.10138).
 
     Args:
         key: 32 bytes.
-        run: drawn at random for each new run. Two runs must not share noise: it would cancel in their difference.
+        run: random for each new run. Two runs must not share noise: it would cancel in their difference.
     """
 
     def __init__(self, key: bytes, run: str) -> None:
@@ -82,14 +83,14 @@ class SecretNoise(Noise):
 
 
 def read_key(path: Path, continues: bool) -> bytes:
-    """The key of a file; a new one is made for a new run, which its owner alone can read.
+    """The key of a file; for a new run a new key is created, which only its owner can read.
 
     Args:
-        path: the file, which belongs into no folder of a run.
-        continues: whether the run goes on from a checkpoint, whose key there must be.
+        path: the file, outside any run's folder.
+        continues: whether the run resumes from a checkpoint, whose key must exist.
 
     Raises:
-        FederationError: if there is none, if it is no key, or if others can read it.
+        FederationError: if the key does not exist, is not a key, or is readable by others.
     """
     try:
         if not path.exists() and not continues:

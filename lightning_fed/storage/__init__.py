@@ -1,1 +1,1 @@
-"""What a run writes: checkpoints, private states, its folder."""
+"""Files of a run: its folder, checkpoints and private states."""

@@ -1,4 +1,4 @@
-"""Checkpoints of a federation: complete or absent."""
+"""Checkpoints of a federation, which are complete or absent."""
 
 from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
@@ -15,20 +15,20 @@ from lightning_fed.storage.manifest import SERVER_FILE, Manifest, Metrics, read_
 from lightning_fed.tensors import State
 
 Keep = Literal["all", "last", "none"]
-"""Which checkpoints stay when a run is finished."""
+"""Which checkpoints a finished run keeps."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in memory. Random state is not part of it: every stream is a function of (seed, round, client).
+    """A checkpoint in memory. It has no random state, because every random stream is a function of (seed, round, client).
 
     Args:
-        path: its folder.
-        run_folder: folder of its run.
-        manifest: what its own file holds.
+        path: folder of the checkpoint.
+        run_folder: folder of the run.
+        manifest: content of its manifest.
         server: the server's state.
-        history: the metrics of every round so far, without those of which the file is lost; its own is there.
-        entries: what there is of each client, by index file.
+        history: the metrics of all rounds so far whose files are not lost; includes its own round.
+        entries: the files of each client, by index file.
     """
 
     path: Path
@@ -50,14 +50,14 @@ class Checkpoint:
 
     @property
     def last_rounds(self) -> dict[int, int]:
-        """Round of each client's last fit turn that was merged."""
+        """Round of each client's last merged fit turn."""
         return {
             client: one.last_round for own in self.entries.values() for client, one in own.items() if one.last_round is not None
         }
 
     @property
     def merged_turns(self) -> dict[int, int]:
-        """How many of each client's fit turns were merged."""
+        """Number of each client's merged fit turns."""
         return {client: one.turns for own in self.entries.values() for client, one in own.items() if one.turns}
 
     @property
@@ -67,24 +67,23 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run: ``checkpoints/round_…/{manifest.json, server.safetensors}``, and what their manifests name:
-    ``index/`` and, named by the files there, ``clients/``.
+    """The checkpoints of a run: ``checkpoints/round_…/{manifest.json, server.safetensors}``, and the files that manifests name:
+    ``index/`` and, named in turn by these, ``clients/``.
 
-    A checkpoint is written into a folder with a leading dot, synced and renamed: it is complete or absent. The last two are kept,
-    and those of the rounds that they name as the best so far: one round, or two where the last checkpoint names another than the
-    one before, to which a run goes back if the last one is damaged. Of those that go, the manifest stays in ``history/`` for the
-    metrics of its round.
+    A checkpoint is written into a folder with a leading dot, synced and renamed, so that it is complete or absent. The last two are
+    kept, and those of the rounds that they name as the best so far: one round, or two if the last checkpoint names another one than
+    the previous one, which the run falls back to if the last one is damaged. The manifests of deleted checkpoints stay in
+    ``history/`` for the metrics of their rounds.
 
-    No file is changed once it has its name, and what no manifest names goes. The states of clients, private ones and those that the
-    server keeps for them, lie in ``clients/`` under names that are never written twice. An index file names those of at most 256
-    clients; a checkpoint writes the index files of the clients of which something changed, and names those of the others as the
-    checkpoint before did: what it writes does not grow with the run. A run that goes on from an older checkpoint leaves the later
-    ones as they are until its own first one is complete.
+    A file is never changed once it has its name, and files that no manifest names are deleted. The states of clients (private ones
+    and those that the server keeps) are in ``clients/`` under unique names. An index file names those of at most 256 clients. A
+    checkpoint writes only the index files of clients that have changed and reuses the others, so that the amount written does not
+    grow with the run. A run that continues from an older checkpoint keeps the later ones until its own first one is complete.
 
     Args:
         run_folder: folder of the run.
-        continued: the checkpoint that the run goes on from.
-        keep: how many checkpoints to keep, the best ones aside.
+        continued: the checkpoint that the run continues from.
+        keep: number of checkpoints to keep besides the best ones.
     """
 
     def __init__(self, run_folder: Path, continued: Checkpoint | None = None, keep: int = 2) -> None:
@@ -98,9 +97,9 @@ class Checkpoints:
         self._names = dict(continued.manifest.index) if continued else {}  # its index
         self._last_rounds = continued.last_rounds if continued else {}
         self._turns = continued.merged_turns if continued else {}
-        self._changed: set[int] = set()  # index files that are to be written
-        self._manifests: dict[int, Manifest] = {}  # of the whole checkpoints that are there, by round
-        self._later: set[int] = set()  # rounds of those that go when there is a new one, also damaged ones
+        self._changed: set[int] = set()  # index files to write
+        self._manifests: dict[int, Manifest] = {}  # of the complete checkpoints, by round
+        self._later: set[int] = set()  # rounds of those to delete after the next checkpoint, also damaged ones
         self._files: dict[str, set[str]] = {}  # files of states by the index file that names them
 
     def save(
@@ -113,20 +112,20 @@ class Checkpoints:
         client_state: ClientStore | None = None,
         merged_turns: Mapping[int, int] | None = None,
     ) -> Path:
-        """Write the checkpoint of a finished round and drop those too old to keep.
+        """Write the checkpoint of a finished round and delete those that are too old.
 
         Args:
-            manifest: what its own file is to hold, but for the names of other files and the rows. If its best round is this one,
-                the checkpoint is kept until there is a better one.
+            manifest: the manifest, without the names of other files and the rows. If its best round is this one, the checkpoint is
+                kept until there is a better one.
             history: the metrics of every round so far.
             server: the server's state.
             store: the private states.
-            last_rounds: see :class:`Checkpoint`; of the clients for which it changed since the last checkpoint.
+            last_rounds: see :class:`Checkpoint`; for the clients for which it has changed since the last checkpoint.
             client_state: what the server keeps for each client, in the folder of the private states.
-            merged_turns: see :class:`Checkpoint`; of the same clients as ``last_rounds``.
+            merged_turns: see :class:`Checkpoint`; for the same clients as ``last_rounds``.
 
         Raises:
-            OSError: if the disk refuses; what was there before is still there.
+            OSError: if the disk fails; existing checkpoints are not affected.
         """
         round, aside = manifest.round, self.folder / ".new"
         remove(aside)
@@ -143,9 +142,9 @@ class Checkpoints:
                     sync_folder(folder)
         except OSError:
             with suppress(OSError):
-                remove(aside)  # it takes room
+                remove(aside)  # it takes space
             raise
-        for later in sorted(self._later, reverse=True):  # the last one first: what there is at any moment is of one past
+        for later in sorted(self._later, reverse=True):  # last first: at any moment, what is left is a consistent past
             self._drop(self.path(later))
             self._manifests.pop(later, None)
         if self._later:
@@ -163,7 +162,7 @@ class Checkpoints:
         return final
 
     def latest(self) -> tuple[Checkpoint, list[str]]:
-        """The newest complete checkpoint, and one line for each newer one that was passed over because it is damaged, or no folder.
+        """The newest complete checkpoint, and a line for each newer one that was skipped because it is damaged or not a folder.
 
         Raises:
             FederationError: if there is none.
@@ -173,7 +172,7 @@ class Checkpoints:
             try:
                 if _is_folder(path):
                     return self.load(path), problems
-                problems.append(f"{path} is no folder, and so no checkpoint")
+                problems.append(f"{path} is not a folder, and so not a checkpoint")
             except DamagedError as error:
                 problems.append(str(error))
         raise FederationError(
@@ -181,7 +180,7 @@ class Checkpoints:
         )
 
     def best(self) -> Checkpoint:
-        """The checkpoint of the round that was best on validation data.
+        """The checkpoint of the best round on validation data.
 
         Raises:
             FederationError: if there is none, or if it is damaged.
@@ -189,7 +188,7 @@ class Checkpoints:
         newest, _ = self.latest()
         if newest.manifest.best is None:
             raise FederationError(
-                f"No round of {self.run_folder} was measured on validation data, so none of them is the best: hold some out "
+                f"No round of {self.run_folder} was evaluated on validation data, so none of them is the best: hold some out "
                 "(data.val_share) in a new run, or give ckpt_path 'last'."
             )
         round = newest.manifest.best.round
@@ -201,7 +200,7 @@ class Checkpoints:
         return self.load(self.path(round))
 
     def method(self) -> str | None:
-        """The method of the run, as the newest checkpoint that can be read has it; None if none can."""
+        """The method of the run, from the newest checkpoint that can be read; None if none can."""
         for path in reversed(self.paths()):
             try:
                 return str(read_manifest(path / "manifest.json").identity["method"])
@@ -218,12 +217,12 @@ class Checkpoints:
         return [path for path in self._called_checkpoints() if _is_folder(path)]
 
     def load(self, path: Path, history: bool = True, verified: Container[str] = ()) -> Checkpoint:
-        """Read and verify one checkpoint.
+        """Read and verify a checkpoint.
 
         Args:
-            path: its folder.
-            history: read the metrics of earlier rounds, too.
-            verified: names of files of clients' states that are known to be whole.
+            path: folder of the checkpoint.
+            history: whether to read the metrics of earlier rounds, too.
+            verified: names of files of clients' states that are known to be intact.
 
         Raises:
             DamagedError: if any of its files is missing or damaged.
@@ -240,9 +239,8 @@ class Checkpoints:
         return Checkpoint(path, self.run_folder, manifest, server, self._rows(manifest) if history else manifest.rows, entries)
 
     def go_on_from(self, checkpoint: Checkpoint) -> None:
-        """Prepare to continue a run from a checkpoint. What lies there of rounds that no checkpoint has is deleted; so are earlier
-        checkpoints that are damaged, or that a run does not keep. Later ones stay, with all that they need, until the first new one
-        is complete.
+        """Prepare to continue a run from a checkpoint. Files of rounds without a checkpoint are deleted, and so are earlier
+        checkpoints that are damaged or no longer kept. Later ones stay, with their files, until the first new one is complete.
         """
         for left in (self.folder / ".new", self.folder / ".old", self.index_folder / ".new"):
             remove(left)
@@ -266,11 +264,11 @@ class Checkpoints:
         self._sweep()
 
     def finish(self, keep: Keep, stores: Iterable[ClientStore]) -> None:
-        """Free what a finished run takes on disk; checkpoints first, so that none is left that names what is gone.
+        """Free a finished run's disk space; checkpoints go first, so that none is left that names missing files.
 
         Args:
-            keep: which checkpoints stay.
-            stores: what the run can still be asked for: the files that they use stay.
+            keep: which checkpoints to keep.
+            stores: stores that are still in use, whose files stay.
         """
         if keep == "all":
             return
@@ -282,11 +280,11 @@ class Checkpoints:
         if keep == "none":
             remove(self.history_folder)
         for folder in (self.folder, self.clients_folder, self.index_folder):
-            with suppress(OSError):  # something is in it
+            with suppress(OSError):  # it is not empty
                 folder.rmdir()
 
     def _write_index(self, store: ClientStore, last_rounds: Mapping[int, int], client_state: ClientStore | None) -> None:
-        """Write all states, and the index files that change thereby."""
+        """Write all states, and the index files that have changed."""
         self._last_rounds |= last_rounds
         changed = {*store.flush(), *(client_state.flush() if client_state is not None else ()), *last_rounds}
         self._changed |= {client // CLIENTS for client in changed}
@@ -300,25 +298,25 @@ class Checkpoints:
             self._files[self._names[number]] = _files(entries)
 
     def _rows(self, manifest: Manifest) -> list[Metrics]:
-        """The metrics of all rounds up to a checkpoint's, as far as they can be read."""
+        """The metrics of all rounds up to that of a checkpoint, as far as they can be read."""
         rows: dict[int, Metrics] = {}
         earlier = {round_named(path.stem): path for path in self.history_folder.glob("round_*.json")}
         earlier |= {round_named(path.name): path / "manifest.json" for path in self.paths()}
         for path in (path for round, path in earlier.items() if round is not None and round < manifest.round):
-            with suppress(FederationError):  # a gap in the table
+            with suppress(FederationError):  # leaves a gap in the table
                 rows |= {int(row["round"]): row for row in read_manifest(path).rows}
         rows |= {int(row["round"]): row for row in manifest.rows}
         return [rows[round] for round in sorted(rows)]
 
     def _called_checkpoints(self) -> list[Path]:
-        """What is called as a checkpoint's folder is, oldest first."""
+        """Paths with the name of a checkpoint's folder, oldest first."""
         found = {path: round_named(path.name) for path in self.folder.iterdir()} if self.folder.is_dir() else {}
         return sorted((path for path, round in found.items() if round is not None), key=lambda path: found[path] or 0)
 
     def _drop(self, path: Path) -> None:
-        """Delete a checkpoint, which is there as a whole or not at all. Its manifest stays, for the metrics that it holds."""
+        """Delete a checkpoint atomically. Its manifest stays, for the metrics that it holds."""
         if not _is_folder(path):
-            return  # somebody was faster
+            return  # another process deleted it
         old = self.folder / ".old"
         remove(old)
         self.history_folder.mkdir(exist_ok=True)
@@ -328,7 +326,7 @@ class Checkpoints:
         remove(old)
 
     def _prune(self) -> None:
-        """Drop checkpoints that are neither among the last nor named by these as the best, then the files that only they named."""
+        """Delete checkpoints that are neither among the last nor named by these as the best, and files that only they named."""
         kept = sorted(self._manifests.keys() - self._later)
         recent = kept[-self.keep :]
         best = {one.best.round for one in map(self._manifests.__getitem__, recent) if one.best is not None}
@@ -337,13 +335,13 @@ class Checkpoints:
             self._drop(self.path(manifest.round))
         for number, name in {item for manifest in gone for item in manifest.index.items()}:
             others = {manifest.index.get(number, "") for manifest in self._manifests.values()}
-            if name not in others:  # only these can name the same files: they are of the same clients
+            if name not in others:  # only files for the same clients can name the same states
                 files = self._files.pop(name, set()).difference(*(self._files.get(other, ()) for other in others))
                 for path in (self.index_folder / name, *(self.clients_folder / file for file in files)):
                     path.unlink(missing_ok=True)
 
     def _sweep(self, in_use: Iterable[str] = ()) -> None:
-        """Delete the files of a run that no manifest names, and that are not in use."""
+        """Delete files of a run that no manifest names and that are not in use."""
         names = {name for one in self._manifests.values() for name in one.index.values()}
         self._files = {name: files for name, files in self._files.items() if name in names}
         files = set(in_use).union(*self._files.values())
@@ -353,11 +351,11 @@ class Checkpoints:
         ):
             for path in folder.iterdir() if folder.is_dir() else ():
                 if ours(path.name) and path.name not in named:
-                    with suppress(IsADirectoryError):  # which is not ours
+                    with suppress(IsADirectoryError):  # it does not belong to the run
                         path.unlink()
 
     def _forget_rows(self) -> None:
-        """Delete the metrics of rounds that are played again."""
+        """Delete the metrics of rounds that are repeated."""
         for path in self.history_folder.glob("round_*.json"):
             if (round_named(path.stem) or 0) > self._round:
                 path.unlink()

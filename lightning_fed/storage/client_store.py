@@ -1,4 +1,4 @@
-"""States of all clients: the recently used in memory, the rest on disk."""
+"""States of all clients: recently used ones in memory, the rest on disk."""
 
 import itertools
 import os
@@ -35,10 +35,10 @@ def write_state(path: Path, state: State) -> FileRecord:
 
 
 def read_state(folder: Path, record: FileRecord) -> State:
-    """Read what :func:`write_state` wrote.
+    """Read a state that :func:`write_state` wrote.
 
     Raises:
-        DamagedError: if the file is missing, cut short or changed.
+        DamagedError: if the file is missing, truncated or changed.
     """
     path = folder / record["file"]
     try:
@@ -56,18 +56,18 @@ FILE = re.compile(r"(client|server)_(-?\d{5,})_round_(\d{6,})(?:_\d+)?\.safetens
 
 
 class ClientStore:
-    """One state per client that has one, bounded in memory: what clients keep to themselves, or what the server keeps for them.
+    """Stores a state per client in limited memory: the clients' private states, or what the server keeps for them.
 
-    A state is written once: when memory runs short or when a checkpoint asks for it, whichever comes first, and under a new name
-    each time, so that the files of earlier checkpoints stay as they are: whoever wrote these removes them.
+    A state is written once, when memory runs short or for a checkpoint, and under a new name each time. Files of earlier
+    checkpoints are therefore never changed; the code that writes checkpoints removes them.
 
     Args:
-        folder: where the files go; created when the first is written.
-        memory_limit: bytes of states to keep in memory. The state last used is always kept.
-        owner: who keeps them, the first word of the files' names: stores of different owners may have one folder.
+        folder: folder of the files; created when the first is written.
+        memory_limit: bytes of states to keep in memory. The most recently used state is always kept.
+        owner: prefix of the files' names; stores with different owners may share a folder.
 
     Attributes:
-        records: the file of each client's state that has been written, as it was when it was.
+        records: the last written file of each client's state.
     """
 
     def __init__(self, folder: Path, memory_limit: int, owner: str = "client") -> None:
@@ -76,9 +76,9 @@ class ClientStore:
         self.owner = owner
         self._memory: OrderedDict[int, State] = OrderedDict()
         self._bytes = 0
-        self._dirty: dict[int, int] = {}  # client → round of the state that is in memory only
+        self._dirty: dict[int, int] = {}  # client → round of a state that is only in memory
         self.records: dict[int, FileRecord] = {}
-        self._changed: set[int] = set()  # clients whose file no call of flush has named
+        self._changed: set[int] = set()  # clients whose file flush() has not returned yet
 
     def __contains__(self, client: int) -> bool:
         return client in self._memory or client in self.records
@@ -88,18 +88,18 @@ class ClientStore:
         return iter(sorted(self._memory.keys() | self.records.keys()))
 
     def get(self, client: int) -> State:
-        """The state of a client. Raises :class:`KeyError` for a client that has none."""
+        """The state of a client. Raises :class:`KeyError` if it has none."""
         if client not in self._memory:
             self._remember(client, read_state(self.folder, self.records[client]))
         self._memory.move_to_end(client)
         return self._memory[client]
 
     def find(self, client: int) -> State | None:
-        """The state of a client, None if it has none."""
+        """The state of a client; None if it has none."""
         return self.get(client) if client in self else None
 
     def part(self, client: int, name: str, start: int, stop: int) -> Tensor:
-        """Some values of a one-dimensional tensor of a client's state, which stays where it is: in memory or on disk."""
+        """Values of a one-dimensional tensor of a client's state, read from where it is, in memory or on disk."""
         if client in self._memory:
             return self._memory[client][name][start:stop]
         with safetensors.safe_open(self.folder / self.records[client]["file"], framework="pt") as file:
@@ -107,29 +107,29 @@ class ClientStore:
         return values
 
     def put(self, client: int, state: State, round: int) -> None:
-        """Replace the state of a client by the one it has after ``round``."""
+        """Replace the state of a client by its state after ``round``."""
         self._forget(client)
         self._dirty[client] = round
         self._remember(client, state)
 
     def flush(self) -> set[int]:
-        """Write what is in memory only; returns the clients whose file is another one than at the last call."""
+        """Write states that are only in memory; returns the clients whose file has changed since the last call."""
         for client in list(self._dirty):
             self._write(client)
         changed, self._changed = self._changed, set()
         return changed
 
     def in_use(self) -> set[str]:
-        """Names of the files that may have to be read again: none if memory has room for all states."""
+        """Names of the files that may be read again: none if all states fit into memory."""
         return set() if self.records.keys() <= self._memory.keys() else {record["file"] for record in self.records.values()}
 
     def rounds(self, client: int) -> set[int]:
-        """Rounds of a client's states that are on the disk: those that checkpoints refer to, and perhaps a newer one."""
+        """Rounds of a client's states on disk: those that checkpoints refer to, and possibly a newer one."""
         names = (FILE.fullmatch(path.name) for path in self.folder.glob(f"{self.owner}_{client:06d}_round_*"))
         return {int(match[3]) for match in names if match}
 
     def restore(self, records: Mapping[int, FileRecord], folder: Path | None = None) -> None:
-        """Continue with the states in these files, by client, in the store's folder or another one, which stays as it is."""
+        """Continue with the states in these files, by client, in the store's folder or another one, which is not changed."""
         self._memory.clear()
         self._dirty.clear()
         self._bytes, self._changed = 0, set()
@@ -144,12 +144,12 @@ class ClientStore:
         before = self.records.get(client)
         self.records[client] = write_state(path, self._memory[client])
         del self._dirty[client]
-        if before is not None and client in self._changed:  # no checkpoint knows of it
+        if before is not None and client in self._changed:  # no checkpoint refers to it
             (self.folder / before["file"]).unlink(missing_ok=True)
         self._changed.add(client)
 
     def _free(self, name: str) -> Path:
-        """A file that is not there yet: of a round that is played again, the one before may still be needed."""
+        """A path that does not exist yet: a repeated round must not overwrite files that may still be needed."""
         names = itertools.chain([name], (f"{name}_{again}" for again in itertools.count(2)))
         paths = (self.folder / f"{name}.safetensors" for name in names)
         return next(path for path in paths if not os.path.lexists(path))
@@ -169,9 +169,9 @@ class ClientStore:
 
 
 class RoundStore(ClientStore):
-    """States that nobody needs when a round is over; no checkpoint refers to them. Its folder is its own."""
+    """States that exist only within a round; no checkpoint refers to them. It has its own folder."""
 
     def clear(self) -> None:
-        """Drop all states and their files, with those of a run that was killed."""
+        """Drop all states and their files, including those of a killed run."""
         self.restore({})
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Whether a run may go on from a checkpoint, before anything of it is taken over, and with which settings it was made."""
+"""Checks whether a run can continue from a checkpoint, and the settings that checkpoints record."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ from lightning_fed.tensors import State, check_dtypes, check_finite, check_fits
 log = logging.getLogger(__name__)
 
 SAMPLED = 1024
-"""How many values of each frozen tensor tell two networks apart: all of them would take seconds at each start."""
+"""Number of values of each frozen tensor in a checksum: all values would take seconds at each start."""
 
 
 def check_goes_on(
@@ -33,18 +33,18 @@ def check_goes_on(
     server: State,
     persistent: list[str],
 ) -> None:
-    """Refuse a checkpoint that this run cannot go on from; print what differs where it can.
+    """Refuse a checkpoint that this run cannot continue from; print other differences.
 
     Args:
-        checkpoint: where it would go on from.
+        checkpoint: the checkpoint.
         identity: what must agree: method, seed, number of clients, and the fingerprint of their data.
-        threads: torch threads of this run.
-        settings: those of this run.
-        server: what the server's state must look like; see :meth:`.Server.expected_state`.
-        persistent: names of the phases whose optimizers clients keep from round to round.
+        threads: number of torch threads of this run.
+        settings: settings of this run.
+        server: expected form of the server's state; see :meth:`.Server.expected_state`.
+        persistent: names of the phases whose optimizer state clients keep between rounds.
 
     Raises:
-        FederationError: naming what the checkpoint has, and what this run has.
+        FederationError: if something differs; names both values.
     """
     manifest = checkpoint.manifest
     for key, mine in identity.items():
@@ -68,14 +68,14 @@ def check_goes_on(
         theirs, ours = manifest.settings.get(name), settings.get(name)
         if theirs not in (None, ours) and checkpoint.clients:
             raise FederationError(
-                f"Checkpoint {checkpoint.path} was made with the {name} {theirs}, whose moments clients keep; this run has "
+                f"Checkpoint {checkpoint.path} was made with the {name} {theirs}, whose state clients keep; this run has "
                 f"{ours}: continue with {theirs}, or start a new run without --ckpt_path."
             )
 
 
 def settings_of(model: FederatedModule, data: FederatedDataModule, **of_federation: Any) -> dict[str, Setting]:
-    """The settings of a run that its numbers depend on, by name: the method's, those of each phase's optimizer, the size of a batch
-    and of an input, what is frozen, and who takes part. What has no plain form (a network that is an object, say) is left out.
+    """The settings that a run's results depend on, by name: those of the method and of each phase's optimizer, the batch and input
+    sizes, what is frozen, and who takes part. Values without a plain form (a network object, for example) are left out.
     """
     inherited = {name: parameter.default for name, (parameter, _) in parameters_of(type(model)).items()}
     found: dict[str, Any] = inherited | {name: value for name, value in model.hparams.items() if not name.startswith("_")}
@@ -91,13 +91,13 @@ def settings_of(model: FederatedModule, data: FederatedDataModule, **of_federati
 
 
 def optimizer_of(phase: str) -> str:
-    """The name of the setting that says which optimizer a phase has."""
+    """Name of the setting for a phase's optimizer."""
     return f"optimizer of {phase}"
 
 
 def differences(theirs: Mapping[str, Setting], ours: Mapping[str, Setting]) -> list[str]:
-    """Where two runs differ in a setting that both know, in words."""
-    theirs = {"continue_epochs": False, **theirs}  # of checkpoints that are older than the option
+    """Differences between two runs in the settings that both have, in words."""
+    theirs = {"continue_epochs": False, **theirs}  # for checkpoints older than the option
     common = [name for name in ours if name in theirs and theirs[name] != ours[name]]
     return [f"{name} {_said(theirs[name])}, now {_said(ours[name])}" for name in common]
 
@@ -107,7 +107,7 @@ def _said(setting: Setting) -> str:
 
 
 def _checksum(parameters: Iterable[Tensor]) -> str | None:
-    """Of dtypes, shapes and about :data:`SAMPLED` values of each; None if there are none, or if some have no values at all."""
+    """Checksum of dtypes, shapes and about :data:`SAMPLED` values of each parameter; None if none or some have no values."""
     checksum = None
     for parameter in parameters:
         if parameter.is_meta or parameter.layout is not torch.strided:

@@ -1,4 +1,4 @@
-"""Files on a disk that may refuse: full, read-only or gone, it is said in one line; and what is in the way is not lost."""
+"""Writing to a disk that may be full, read-only or gone: errors become one line, and existing files are not lost."""
 
 import errno
 import itertools
@@ -14,12 +14,12 @@ from lightning_fed.errors import DamagedError, FederationError
 log = logging.getLogger(__name__)
 
 WHILE_WRITING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE})
-"""What the operating system says of a disk while an open file is written; it does not say which file."""
+"""Errors of a disk while an open file is written; the operating system does not name the file."""
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Have an error of a disk say of which file it is."""
+    """A context that adds the path to errors of a disk."""
     try:
         yield
     except OSError as error:
@@ -30,12 +30,12 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def in_one_line(remedy: Callable[[], str], *folders: Path) -> Iterator[None]:
-    """Say what a disk refuses, or does not have any more, as a :class:`FederationError`. Errors of files that are elsewhere (the
-    user's data), of networks and pipes are left as they are.
+    """A context that turns errors of a disk into a :class:`FederationError`. Errors of other files (the user's data), of networks
+    and pipes are not changed.
 
     Args:
-        remedy: a sentence about what is left and what to do; asked when there is an error.
-        *folders: where things are written.
+        remedy: returns a sentence about what is left and what to do; called on an error.
+        *folders: the folders that are written to.
     """
     try:
         yield
@@ -53,7 +53,7 @@ def _is_in(file: object, folder: Path) -> bool:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Write a file and return once it is on the disk, not only in its cache. Half a file does not stay: it takes room."""
+    """Write a file and return once it is on the disk, not only in the cache. An incomplete file is removed."""
     try:
         with naming(path), path.open("wb") as file:
             file.write(data)
@@ -66,7 +66,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk, too."""
+    """Write the names in a folder to the disk, too."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with naming(folder):
@@ -76,7 +76,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder with all that is in it, a file, or a link but not where it leads; nothing if there is nothing."""
+    """Remove a folder with its contents, a file, or a link (not its target), if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -84,9 +84,9 @@ def remove(path: Path) -> None:
 
 
 def move_aside(path: Path) -> None:
-    """Move what somebody else has put in a place where we have to write to another name, and say so."""
+    """Rename a foreign file or folder whose name is needed, and print a warning."""
     if os.path.lexists(path):
         names = (path.with_name(f"{path.name}.other{number}") for number in itertools.count(1))
         aside = next(name for name in names if not os.path.lexists(name))
         path.rename(aside)
-        log.warning(f"{path} is in the way and not of this run: it is {aside.name} now.")
+        log.warning(f"{path} is in the way and does not belong to this run: it has been renamed to {aside.name}.")

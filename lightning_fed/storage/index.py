@@ -1,4 +1,4 @@
-"""Which files hold the states of the clients: index files of a few hundred clients each, which are never changed."""
+"""Index of the files that hold the clients' states: files for a few hundred clients each, which are never changed."""
 
 import hashlib
 import json
@@ -13,21 +13,21 @@ from lightning_fed.storage.client_store import FILE, FileRecord
 from lightning_fed.storage.disk import write_synced
 
 CLIENTS = 256
-"""How many clients an index file is of, at most. What a round writes for a client that takes part is at most so many entries, and a
-manifest has a name for so many clients."""
+"""Maximum number of clients per index file. For each participant a round writes at most this many entries, and a manifest has one
+name per this many clients."""
 
 NAME = re.compile(r"[0-9a-f]{32}\.json", re.ASCII)
 
 
 @dataclass(frozen=True)
 class ClientEntry:
-    """What there is of a client.
+    """The files of a client.
 
     Args:
-        client: the file of its private state, if it has one.
-        server: the file of what the server keeps for it, if it does.
-        last_round: round of its last fit turn that was merged, if there was one.
-        turns: how many were merged.
+        client: file of its private state, if there is one.
+        server: file of what the server keeps for it, if there is one.
+        last_round: round of its last merged fit turn, if there is one.
+        turns: number of its merged fit turns.
     """
 
     client: FileRecord | None
@@ -37,25 +37,25 @@ class ClientEntry:
 
     @property
     def records(self) -> list[FileRecord]:
-        """Its files."""
+        """The client's files."""
         return [record for record in (self.client, self.server) if record is not None]
 
 
 def write_index(folder: Path, entries: Mapping[int, ClientEntry]) -> str:
-    """Write the entries of some clients; returns the name of the file, the hash of what it holds: one that is damaged is known by
-    its name, and those of different rounds lie beside each other.
+    """Write the entries of some clients; returns the file's name, which is a hash of its content: a damaged file is recognized by
+    its name, and files of different rounds do not collide.
     """
     data = json.dumps({str(client): asdict(entry) for client, entry in entries.items()}).encode()
     name = _name(data)
     folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / ".new"  # a file of this name may be there, and needed
+    aside = folder / ".new"  # a file with the final name may exist and be in use
     write_synced(aside, data)
     aside.replace(folder / name)
     return name
 
 
 def read_index(path: Path) -> dict[int, ClientEntry]:
-    """The entries of a file by client. Raises :class:`DamagedError` if it is missing or damaged."""
+    """The entries of a file by client. Raises :class:`DamagedError` if the file is missing or damaged."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -64,8 +64,8 @@ def read_index(path: Path) -> dict[int, ClientEntry]:
         raise DamagedError(f"{path} is damaged (its checksum does not match)")
     entries = {int(client): ClientEntry(**entry) for client, entry in json.loads(data).items()}
     files = (record["file"] for entry in entries.values() for record in entry.records)
-    if wrong := [file for file in files if not FILE.fullmatch(file)]:  # such files are deleted one day
-        raise DamagedError(f"{path} names {shown(wrong[0])}, which is no file of a client's state")
+    if wrong := [file for file in files if not FILE.fullmatch(file)]:  # such files are deleted later
+        raise DamagedError(f"{path} names {shown(wrong[0])}, which is not a file of a client's state")
     return entries
 
 

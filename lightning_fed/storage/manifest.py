@@ -1,4 +1,4 @@
-"""What a checkpoint's manifest says."""
+"""Manifests of checkpoints."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from lightning_fed.storage.disk import write_synced
 from lightning_fed.storage.index import NAME as INDEX_NAME
 
 FORMAT = 5
-"""Of manifests: those of another format are not read."""
+"""Format of manifests; other formats are not read."""
 
 SERVER_FILE = "server.safetensors"
 Metrics = dict[str, float]
@@ -26,12 +26,12 @@ NAME = re.compile(r"round_(\d{6,})", re.ASCII)
 
 @dataclass(frozen=True)
 class Best:
-    """The round that was best on validation data.
+    """The best round on validation data.
 
     Args:
-        round: which one, the first among equals.
+        round: its number, the first of equally good ones.
         val: its monitored metric on validation data.
-        test: on test data; NaN where these were not measured.
+        test: its monitored metric on test data; NaN if test data were not evaluated.
     """
 
     round: int
@@ -41,19 +41,19 @@ class Best:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint's own file holds; the rest is in files that it names. It is never written again.
+    """The content of a checkpoint's manifest, which names its other files. It is never changed.
 
     Args:
         round: the last finished round.
-        identity: what must agree with a run that continues it: ``method``, ``seed``, ``clients`` (how many) and ``data``.
-        threads: torch threads that the run has computed with: sums depend on it.
-        server: the server's file; this and the next two are known when it is written.
-        index: the names of the index files, which name those of the clients, by their numbers.
-        rows: the metrics of the rounds since the checkpoint before, at least of its own.
-        best: the round that was best on validation data so far; None: nothing was measured on such data.
-        target: the value that the monitored metric was to reach; None: there was none.
-        reached: what it took to reach the target: ``target/…``.
-        settings: what else the run was made with, by name: a run that continues it says where it differs.
+        identity: what a run that continues it must agree with: ``method``, ``seed``, ``clients`` (their number) and ``data``.
+        threads: number of torch threads of the run, on which sums depend.
+        server: the server's file; this and the next two are set when the checkpoint is written.
+        index: names of the index files, which name those of the clients, by their numbers.
+        rows: the metrics of the rounds since the previous checkpoint, at least of its own round.
+        best: the best round on validation data so far. None: validation data have not been evaluated.
+        target: the target of the monitored metric. None: there is none.
+        reached: the cost of reaching the target: ``target/…``.
+        settings: further settings of the run, by name; a run that continues it reports differences.
     """
 
     round: int
@@ -69,19 +69,19 @@ class Manifest:
 
 
 def round_named(name: str) -> int | None:
-    """The round that a folder or a file is named after; None for another name."""
+    """The round in the name of a folder or a file; None for another name."""
     match = NAME.fullmatch(name)
     return int(match[1]) if match and name == f"round_{int(match[1]):06d}" else None
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Write it and return once it is on the disk."""
+    """Write a manifest and return once it is on the disk."""
     body = json.dumps(asdict(manifest))
     write_synced(path, json.dumps({"format": FORMAT, "crc32": _checksum(body, FORMAT), "body": body}).encode())
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read what :func:`write_manifest` wrote: in the folder of its checkpoint, or among those of earlier rounds.
+    """Read a manifest, in the folder of its checkpoint or among those of earlier rounds.
 
     Raises:
         DamagedError: if it is missing, changed, of another format, or named after another round.
@@ -103,10 +103,10 @@ def read_manifest(path: Path) -> Manifest:
     manifest = Manifest(**body | {"best": best, "index": {int(number): name for number, name in body["index"].items()}})
     if (named := round_named(path.stem) or round_named(path.parent.name)) not in (None, manifest.round):
         raise DamagedError(f"{path} is of round {manifest.round}, but is named after round {named}: put it where it belongs")
-    if wrong := [name for name in manifest.index.values() if not INDEX_NAME.fullmatch(name)]:  # such files are deleted one day
-        raise DamagedError(f"{path} names {shown(wrong[0])}, which is no index file")
+    if wrong := [name for name in manifest.index.values() if not INDEX_NAME.fullmatch(name)]:  # such files are deleted later
+        raise DamagedError(f"{path} names {shown(wrong[0])}, which is not an index file")
     return manifest
 
 
 def _checksum(body: str, version: int) -> int:
-    return zlib.crc32(body.encode(), version)  # which a change of either changes
+    return zlib.crc32(body.encode(), version)  # depends on both

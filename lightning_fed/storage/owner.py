@@ -1,4 +1,4 @@
-"""A folder has one process that writes to it, for as long as that process lives."""
+"""Locks on folders: only one process writes to a folder at a time."""
 
 import logging
 import os
@@ -17,22 +17,23 @@ log = logging.getLogger(__name__)
 LOCK = ".lock"
 PREFIX = "lightning_fed_states_"
 PATIENCE = 6.0
-"""Seconds to wait for a lock: processes that load data go on holding that of the one that forked them until they see that it was
-killed, which they look for every 5 seconds."""
+"""Seconds to wait for a lock: processes that load data keep holding the lock of a killed parent until they notice, which they check
+every 5 seconds."""
 
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Be the only process that writes to a run's folder, within the block. The operating system ends it with the process.
+    """A context in which this is the only process that writes to a run's folder. The operating system releases the lock with the
+    process.
 
     Raises:
-        FederationError: if another process is, or if nothing can be written to the folder.
+        FederationError: if another process is writing to the folder, or if it is not writable.
     """
     try:
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise FederationError(
-            f"Nothing can be written to the folder of the run, {folder} ({error.strerror}): make it writable, or start a new run "
+            f"The folder of the run, {folder}, is not writable ({error.strerror}): make it writable, or start a new run "
             "without --ckpt_path."
         ) from error
     try:
@@ -53,17 +54,15 @@ def _locked(descriptor: int, folder: Path) -> bool:
     try:
         return taken(descriptor)
     except OSError as error:  # some network file systems have no locks
-        log.warning(f"{folder} cannot be locked ({error.strerror}): see to it that no other process continues this run.")
+        log.warning(f"{folder} cannot be locked ({error.strerror}): make sure that no other process continues this run.")
         return True
 
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder for states of a run that has no folder of its own, within the block; and an end to those that processes left which
-    were killed.
-    """
+    """A context with a folder for the states of a run without a folder. Also removes such folders of processes that were killed."""
     for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
-        with suppress(OSError), _opened(lock) as descriptor:  # it may be another user's
+        with suppress(OSError), _opened(lock) as descriptor:  # the folder may belong to another user
             if taken(descriptor):
                 shutil.rmtree(lock.parent)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
@@ -71,9 +70,9 @@ def temporary_folder() -> Iterator[Path]:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         new = folder / f"{LOCK}.new"
         new.touch()
-        with suppress(OSError):  # where there are no locks, nobody may remove it but we
+        with suppress(OSError):  # without locks, only this process may remove it
             if taken(stack.enter_context(_opened(new))):
-                new.rename(folder / LOCK)  # from here on, others look at it
+                new.rename(folder / LOCK)  # from now on, other processes check the lock
         yield folder
 
 

@@ -1,4 +1,4 @@
-"""Folders of runs: ``run_dir/version_<n>``, numbered as Lightning's loggers do."""
+"""Folders of runs: ``run_dir/version_<n>``, numbered like those of Lightning's loggers."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 
 LONGEST = 100
-"""Characters of a path that are told."""
+"""Maximum number of characters of a path in a message."""
 
 
 def versions(run_dir: Path) -> list[Path]:
@@ -17,14 +17,14 @@ def versions(run_dir: Path) -> list[Path]:
 
 
 def refuse_run_dir(run_dir: Path) -> None:
-    """Refuse a place where no folder of a run can be made, without making one.
+    """Refuse a path where no folder can be created, without creating one.
 
     Raises:
-        FederationError: saying what is in the way.
+        FederationError: names the cause.
     """
     folder = run_dir / "version_0"
     try:
-        os.stat(folder)  # noqa: PTH116 - Path.exists() says "no" of a name that there cannot be
+        os.stat(folder)  # noqa: PTH116 - Path.exists() returns False for invalid names
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
@@ -34,11 +34,9 @@ def refuse_run_dir(run_dir: Path) -> None:
         ) from error
     place = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
     if not place.is_dir():
-        raise FederationError(f"The folder of runs is {_short(run_dir)}, but {place} is no folder: set another run_dir.")
+        raise FederationError(f"The folder of runs is {_short(run_dir)}, but {place} is not a folder: set another run_dir.")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise FederationError(
-            f"The folder of runs is {_short(run_dir)}, but nothing can be written to {place}: set another run_dir."
-        )
+        raise FederationError(f"The folder of runs is {_short(run_dir)}, but {place} is not writable: set another run_dir.")
 
 
 def _short(path: Path) -> str:
@@ -49,11 +47,11 @@ def new_run_folder(run_dir: Path) -> Path:
     """Create the folder of the next run."""
     existing = versions(run_dir)
     number = int(existing[-1].name.removeprefix("version_")) + 1 if existing else 0
-    while os.path.lexists(folder := run_dir / f"version_{number}"):  # a file, say
+    while os.path.lexists(folder := run_dir / f"version_{number}"):  # it may be a file
         number += 1
     try:
         folder.mkdir(parents=True)
-    except FileExistsError:  # another process made it a moment ago
+    except FileExistsError:  # created by another process just now
         return new_run_folder(run_dir)
     except OSError as error:
         raise FederationError(
@@ -63,13 +61,13 @@ def new_run_folder(run_dir: Path) -> Path:
 
 
 def without_a_round(run_dir: Path) -> list[Path]:
-    """Folders of runs of which nothing is to be had: they were killed in their first round, or are still in it."""
+    """Folders of runs without a checkpoint: they were killed in their first round, or are still in it."""
     return [path for path in versions(run_dir) if not (path / "metrics.csv").is_file() and not Checkpoints(path).paths()]
 
 
 def newest_run(run_dir: Path, method: str) -> Path | None:
-    """The newest run of a method that got as far as a checkpoint. One whose checkpoints cannot be read is not passed over: whoever
-    asks should hear of it.
+    """The newest run of a method that has a checkpoint. A run whose checkpoints cannot be read is not skipped, so that an error
+    reports it.
     """
     for path in reversed(versions(run_dir)):
         checkpoints = Checkpoints(path)
@@ -79,7 +77,7 @@ def newest_run(run_dir: Path, method: str) -> Path | None:
 
 
 def run_folder_of(path: Path) -> Path:
-    """The folder of the run that :func:`load_checkpoint` takes a checkpoint from.
+    """The folder of the run from which :func:`load_checkpoint` loads a checkpoint.
 
     Raises:
         FederationError: if there is none.
@@ -97,11 +95,11 @@ def run_folder_of(path: Path) -> Path:
 
 
 def load_checkpoint(path: Path) -> tuple[Checkpoint, list[str]]:
-    """Load the checkpoint that ``path`` means: a run's newest complete one, the one whose folder it is, or, if ``best`` follows the
-    folder of a run, that of its best round.
+    """Load a checkpoint: for the folder of a run, its newest complete one; for the folder of a checkpoint, that one; for the folder
+    of a run and ``best``, that of its best round.
 
     Returns:
-        The checkpoint, and a line for each damaged one that was passed over.
+        The checkpoint, and a line for each damaged one that was skipped.
     """
     folder = run_folder_of(path)
     checkpoints = Checkpoints(folder)

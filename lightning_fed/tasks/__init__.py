@@ -1,4 +1,4 @@
-"""What is predicted: one class of several, yes or no, several labels, numbers, or risks. Each has a usual loss and metrics."""
+"""Tasks: multiclass, binary, multilabel, regression and survival. Each has a default loss and metrics."""
 
 from lightning_fed.tasks.metrics import AUROC, F1, ConcordanceIndex, Matthews
 from lightning_fed.tasks.task import TASKS, Binary, Multiclass, Multilabel, Regression, Survival, Task, TaskName

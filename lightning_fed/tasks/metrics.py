@@ -1,4 +1,4 @@
-"""Metrics whose values torchmetrics defines otherwise than the benchmarks do, or gives one per output."""
+"""Metrics that torchmetrics defines differently from the benchmarks, or for which it gives one value per output."""
 
 import warnings
 
@@ -10,8 +10,8 @@ from torchmetrics.utilities.data import dim_zero_cat
 
 
 class F1(MulticlassConfusionMatrix):
-    """Harmonic mean of precision and recall: of class 1 where there are two classes, as GLUE scores MRPC and QQP; with more classes
-    the mean over those that occur, in the labels or in the predictions. A class that is never right has 0.
+    """Harmonic mean of precision and recall: with two classes that of class 1, as GLUE scores MRPC and QQP; with more classes
+    the mean over those that occur in the labels or in the predictions. A class that is never predicted correctly has 0.
 
     Args:
         num_classes: number of classes.
@@ -31,11 +31,11 @@ class F1(MulticlassConfusionMatrix):
 
 
 class Matthews(MulticlassConfusionMatrix):
-    r"""Matthews' correlation of predictions and labels, from -1 to 1; 0 where it is not defined.
+    r"""Matthews' correlation of predictions and labels, from -1 to 1; 0 where it is undefined.
 
-    It is not where all predictions or all labels are of one class. GLUE scores CoLA with scikit-learn's function, which then gives
-    0; torchmetrics gives a limit, 1 if all predictions are right and else something between: a constant prediction would seem to
-    be worth something.
+    It is undefined if all predictions or all labels are of one class. GLUE scores CoLA with scikit-learn's function, which then
+    gives 0. torchmetrics gives a limit, 1 if all predictions are right and otherwise a value in between, so that a constant
+    prediction would seem useful.
     """
 
     plot_upper_bound = 1.0
@@ -49,17 +49,17 @@ class Matthews(MulticlassConfusionMatrix):
 
 
 class MeanPearson(tm.PearsonCorrCoef):
-    """Pearson's correlation, of several numbers the mean."""
+    """Pearson's correlation; the mean over several outputs."""
 
     def compute(self) -> Tensor:
         return super().compute().mean()
 
 
 class MeanSpearman(tm.SpearmanCorrCoef):
-    """Spearman's correlation, of several numbers the mean."""
+    """Spearman's correlation; the mean over several outputs."""
 
     def __init__(self, num_outputs: int) -> None:
-        with warnings.catch_warnings():  # that ranks take all predictions at once, which are those of a test set
+        with warnings.catch_warnings():  # that ranks need all predictions in memory: those of a test set fit
             warnings.filterwarnings("ignore", "Metric `SpearmanCorrcoef` will save all targets")
             super().__init__(num_outputs=num_outputs)
 
@@ -68,7 +68,7 @@ class MeanSpearman(tm.SpearmanCorrCoef):
 
 
 class AUROC(BinaryAUROC):
-    """The area under the ROC curve; NaN where all examples are of one class, of which torchmetrics says 0."""
+    """The area under the ROC curve; NaN if all examples are of one class, for which torchmetrics gives 0."""
 
     def compute(self) -> Tensor:  # type: ignore[override]
         targets = dim_zero_cat(self.target)
@@ -80,11 +80,11 @@ PAIRS_AT_ONCE = 2**22
 
 
 class ConcordanceIndex(tm.Metric):
-    """Harrell's C: of all pairs of examples of which it is known who had the event first, the share in which that one has the
-    higher risk; equal risks count a half. NaN without such a pair.
+    """Harrell's C: among all comparable pairs of examples, the share in which the example with the earlier event has the
+    higher risk; equal risks count one half. NaN without such a pair.
 
-    It is known if the one had an event and the other was seen longer, or as long and without one. Two events at one time do not
-    count.
+    A pair is comparable if one example had an event and the other was observed longer, or equally long without an event. Two events
+    at the same time do not count.
     """
 
     higher_is_better = True
@@ -98,11 +98,11 @@ class ConcordanceIndex(tm.Metric):
         self.add_state("targets", default=[], dist_reduce_fx="cat")
 
     def update(self, risks: Tensor, targets: Tensor) -> None:
-        """Take a batch.
+        """Add a batch.
 
         Args:
             risks: ``(B,)``.
-            targets: ``(B, 2)``: whether there was an event, and when, or until when not.
+            targets: ``(B, 2)``: whether there was an event, and its time, or the end of the observation.
         """
         self.risks.append(risks.detach())
         self.targets.append(targets.detach())

@@ -1,4 +1,4 @@
-"""What is learned: one class of several, yes or no, several labels, numbers, or risks. Each has its usual loss and its metrics."""
+"""Tasks: multiclass, binary, multilabel, regression and survival. Each has a default loss and metrics."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -32,7 +32,7 @@ else:
 
 
 class MeasuredNetwork(Protocol):
-    """A network that says itself how its predictions of classes, or of texts, are measured."""
+    """A network that defines the metrics of its predictions of classes or texts itself."""
 
     measures: tuple[str, ...]
     """Names of the metrics that can be monitored, the usual one first."""
@@ -41,22 +41,22 @@ class MeasuredNetwork(Protocol):
     """Those of them of which less is better, where the data score them."""
 
     def metrics(self, monitor: str) -> dict[str, Metric]:
-        """What is measured batch by batch, where ``monitor`` is the metric that is used."""
+        """Metrics that are computed batch by batch, if ``monitor`` is the monitored metric."""
 
 
 class Task(nn.Module, ABC):
-    """What a module learns to predict: the loss of outputs and targets, metrics, and which of them is monitored. Networks have as
-    many outputs as there are classes, labels or numbers.
+    """Defines what a module learns to predict: the loss of outputs and targets, the metrics, and the monitored one. Networks have
+    as many outputs as there are classes, labels or numbers.
 
     Args:
         loss: of outputs and targets. A copy of it moves with the module; its buffers (class weights) are in no state dict. None:
-            the task's usual one.
-        metrics: more metrics of outputs and targets, by name.
-        monitor: the name of the metric that is monitored; None: the first.
+            the task's default.
+        metrics: further metrics of outputs and targets, by name.
+        monitor: the name of the monitored metric; None: the first.
 
     Attributes:
-        measures: what can be measured, by name.
-        always: what is measured in any case; the first is monitored unless another is chosen.
+        measures: available metrics, by name.
+        always: metrics that are always computed; the first is monitored unless another is chosen.
     """
 
     name: ClassVar[TaskName]
@@ -75,20 +75,20 @@ class Task(nn.Module, ABC):
         self.monitor = monitor
 
     def copied(self, name: str | None = None) -> "Task":
-        """The same for another module, or, by its name, another task with the same loss, metrics and monitor."""
+        """A copy for another module or, by its name, another task with the same loss, metrics and monitor."""
         return TASKS[name or self.name](self.loss, self.more_metrics, self.monitor)
 
     def unpack(self, batch: Any, network: Any) -> tuple[Any, Tensor]:
-        """What a network takes of a batch, and what it is to predict.
+        """The inputs and the targets of a batch.
 
         Args:
-            batch: a pair of these; or a dict of what a network takes by name and ``labels``, as collators of the transformers
-                library make it.
-            network: that predicts. Its ``targets_of`` takes the targets out of a dict, if it has one; its ``select_learned`` leaves
-                out what is not learned.
+            batch: a pair of these; or a dict of the network's inputs by name and ``labels``, as collators of the transformers
+                library return it.
+            network: the network. Its ``targets_of``, if any, takes the targets out of a dict; its ``select_learned`` leaves
+                out tokens that are not learned.
 
         Raises:
-            FederationError: for a dict without what is to be predicted.
+            FederationError: for a dict without the targets.
         """
         if not isinstance(batch, Mapping):
             inputs, targets = batch
@@ -104,36 +104,36 @@ class Task(nn.Module, ABC):
 
     @staticmethod
     def _selected(inputs: Any, targets: Tensor, network: Any) -> tuple[Any, Tensor]:
-        """What a network that answers what is learned alone makes of a batch."""
+        """A batch for a network that computes outputs only for learned tokens."""
         return network.select_learned(inputs, targets) if hasattr(network, "select_learned") else (inputs, targets)
 
     @abstractmethod
     def usual_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss unless another is given, the mean over a batch."""
+        """The default loss, the mean over a batch."""
 
     def prepared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs and targets as a loss takes them: of one shape and type where it compares them number by number."""
+        """Outputs and targets in the form of the loss: of one shape and type if it compares them element-wise."""
         return outputs, targets
 
     def measured(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs and targets as metrics take them."""
+        """Outputs and targets in the form of the metrics."""
         return self.prepared(outputs, targets)
 
     def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss: the one that was given, or the usual one."""
+        """The loss: the given one, or the default."""
         prepared = self.prepared(outputs, targets)
         return self.usual_loss(*prepared) if self.loss is None else self.loss(*prepared)
 
     def terms(self, targets: Tensor) -> int:
-        """How many terms the loss is the mean over, where it is one. Weights of classes are not counted."""
+        """Number of terms that the loss is the mean of, if it is a mean. Class weights are not counted."""
         return len(targets)
 
     def need_cross_entropy(self, method: str, why: str) -> None:
-        """Refuse a loss that is no cross-entropy of classes, for methods that are defined by what they do to a softmax.
+        """Refuse a loss other than the cross-entropy of classes, for methods that are defined in terms of a softmax.
 
         Args:
-            method: which that is.
-            why: what it does, and how to do without, to complete the error.
+            method: its name.
+            why: what it needs the softmax for, and the alternative, to complete the error.
 
         Raises:
             FederationError: for another loss, or another task.
@@ -143,12 +143,12 @@ class Task(nn.Module, ABC):
             raise FederationError(f"{method} got {what}, but {why}")
 
     def need_classes(self, method: str, why: str) -> None:
-        """Raises :class:`FederationError` if something else than one class of several is predicted; ``why`` completes it."""
+        """Raises :class:`FederationError` for other tasks than multiclass; ``why`` completes the error."""
         if self.name != "multiclass":
             raise FederationError(f"{method} got task {self.name!r}, but {why}")
 
     def configure_metrics(self, outputs: int, network: MeasuredNetwork | None = None) -> MetricCollection:
-        """What validation and test data are measured with."""
+        """Metrics of validation and test data."""
         if network is not None:
             metrics = network.metrics(self.monitor or network.measures[0])
         else:
@@ -157,18 +157,18 @@ class Task(nn.Module, ABC):
         return MetricCollection({**metrics, **self.more_metrics}, compute_groups=False)
 
     def higher_is_better(self, monitor: str, metrics: MetricCollection, network: MeasuredNetwork | None = None) -> bool:
-        """Whether a metric is to be large; an error, say, is not. Metrics know, or the network where the data measure it."""
+        """Whether higher values of a metric are better. The metric knows, or the network if the data compute it."""
         if network is not None and (self.monitor or network.measures[0]) in network.lower_is_better:
             return False
         known = dict(metrics.items(keep_base=True, copy_state=False))
         return getattr(known.get(monitor), "higher_is_better", None) is not False
 
     def choose_monitor(self, metrics: MetricCollection, network: MeasuredNetwork | None = None) -> str:
-        """The name of the metric that is monitored: the one that was asked for, else the network's first, which the data may
-        measure; else the task's; where that is not measured, any that is.
+        """Name of the monitored metric: the requested one, else the network's first, which the data may compute, else the task's;
+        if that is not available, any that is.
 
         Raises:
-            FederationError: if the one that was asked for is not measured.
+            FederationError: if the requested metric is not available.
         """
         measured = [str(name) for name in metrics.keys(keep_base=True)]
         known = dict.fromkeys((*(self.measures if network is None else network.measures), *self.more_metrics))
@@ -183,8 +183,8 @@ class Task(nn.Module, ABC):
 
 
 class Multiclass(Task):
-    """One class of several: logits ``(B, C, …)``, targets ``(B, …)``. ``f1`` is that of class 1 where there are two classes, as
-    GLUE scores MRPC and QQP, and else the mean over the classes.
+    """One class of several: logits ``(B, C, …)``, targets ``(B, …)``. With two classes ``f1`` is that of class 1, as
+    GLUE scores MRPC and QQP, otherwise the mean over the classes.
     """
 
     name = "multiclass"
@@ -199,14 +199,14 @@ class Multiclass(Task):
         return cross_entropy(outputs, targets)
 
     def terms(self, targets: Tensor) -> int:
-        """All targets that the loss does not ignore, tokens of texts among them."""
+        """Number of targets that the loss does not ignore, including tokens of texts."""
         ignored = getattr(self.loss, "ignore_index", CrossEntropyLoss().ignore_index)
         return int((targets != ignored).sum())
 
 
 class Binary(Task):
     """Yes or no: one logit ``(B, 1)``, targets ``(B,)`` or ``(B, 1)`` of 0 and 1. Metrics get probabilities; yes is predicted above
-    0.5. ``auroc`` is no number where all examples are of one class.
+    0.5. ``auroc`` is NaN if all examples are of one class.
     """
 
     name = "binary"
@@ -232,8 +232,8 @@ class Binary(Task):
 
 class Multilabel(Task):
     """Any number of labels at once: logits ``(B, L)``, targets ``(B, L)`` of 0 and 1. Metrics get probabilities; a label counts as
-    predicted from 0.5 on. ``f1`` is the mean over the labels, ``accuracy`` the share of labels that are right, ``exact_match`` that
-    of examples of which all are.
+    predicted from 0.5 on. ``f1`` is the mean over the labels, ``accuracy`` the share of correct labels, ``exact_match`` the share
+    of examples with only correct labels.
     """
 
     name = "multilabel"
@@ -263,7 +263,7 @@ class Multilabel(Task):
 
 
 class Regression(Task):
-    """Numbers: outputs ``(B, D)``, targets ``(B, D)``, or ``(B,)`` where there is one."""
+    """Numbers: outputs ``(B, D)``, targets ``(B, D)``, or ``(B,)`` for a single number."""
 
     name = "regression"
     measures: ClassVar[Measures] = {
@@ -280,14 +280,14 @@ class Regression(Task):
         return mse_loss(outputs, targets)
 
     def prepared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Of one shape; without a second dimension where there is one number."""
+        """Outputs and targets of one shape; without the second dimension for a single number."""
         return compared(outputs.squeeze(1) if outputs.dim() == 2 and outputs.shape[1] == 1 else outputs, targets)
 
 
 class Survival(Task):
-    """Time to an event, such as a death: one risk ``(B, 1)`` per example, the larger, the earlier; targets ``(B, 2)``: whether
-    there was an event (1), or the example was only seen so long without one (0), and the time. ``c_index`` is no number without a
-    pair of examples of which it is known who was first.
+    """Time to an event, such as a death: one risk ``(B, 1)`` per example, larger for an earlier event; targets ``(B, 2)``: whether
+    there was an event (1) or the example was observed until then without one (0), and the time. ``c_index`` is NaN without a
+    comparable pair of examples.
     """
 
     name = "survival"
@@ -302,7 +302,7 @@ class Survival(Task):
         return loss
 
     def prepared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Risks ``(B,)``, and targets as they are."""
+        """Risks ``(B,)``, and the targets unchanged."""
         if outputs.shape[1:] not in ((), (1,)) or targets.shape != (len(outputs), 2):
             raise FederationError(
                 f"The network gave outputs of shape {tuple(outputs.shape)} for targets of shape {tuple(targets.shape)}: a risk per "
@@ -315,7 +315,7 @@ def compared(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Targets in the shape and type of the outputs.
 
     Raises:
-        FederationError: if there are not as many: PyTorch would repeat them.
+        FederationError: if their numbers differ: PyTorch would broadcast them.
     """
     if outputs.numel() != targets.numel():
         raise FederationError(
@@ -330,7 +330,7 @@ TASKS: dict[str, type[Task]] = {task.name: task for task in (Multiclass, Binary,
 
 
 def own_copy(loss: Loss | None) -> Loss | None:
-    """A loss that a module can hold: a copy whose buffers go where the module goes, and are in no state dict."""
+    """A copy of a loss for a module: its buffers move with the module and are in no state dict."""
     if not isinstance(loss, nn.Module):
         return loss
     loss = copy.deepcopy(loss)

@@ -26,7 +26,7 @@ def test_they_are_said_and_files_and_flags_outrank_them(
     Path("own.yaml").write_text("data: {class_path: Digits}\nmodel: {class_path: FedAvg, init_args: {backbone: CNN5}}\n")
     federation, said = printed(capsys, "--config", "own.yaml")
     assert (federation["rounds"], federation["target"]) == (7, 0.5)
-    assert f"federation.rounds is 7 where nothing else says so ({ROUNDS})." in said
+    assert f"federation.rounds is 7 unless set otherwise ({ROUNDS})." in said
     assert printed(capsys, "--config", "quickstart")[0]["rounds"] == 30
     assert printed(capsys, "--config", "own.yaml", "--federation.rounds=2")[0]["rounds"] == 2
 

@@ -124,7 +124,10 @@ def test_nothing_but_an_exported_model_makes_way_for_one(join: Joining, serve: A
     Path("model/config.json").write_text('{"lightning_fed_version": "0.1"}')  # of an earlier start
     sites = [join(0, "--partitioned", "--output", "model"), join(1, "--partitioned")]
     for start in (partial(join, 0), partial(serve, sites)):
-        for output, message in (("thesis", "thesis has 'chapter_1.md' in it and no exported model"), ("file", "file is no folder")):
+        for output, message in (
+            ("thesis", "thesis has 'chapter_1.md' in it and no exported model"),
+            ("file", "file is not a folder"),
+        ):
             assert f"{message}: give another output, " in refused(capsys, start=partial(start, "--output", output))
     serve(sites)
     assert json.loads(Path("model/config.json").read_text())["round"] == 2
@@ -164,7 +167,7 @@ def test_what_a_run_begins_with_is_compared_by_its_weights(join: Joining, serve:
     ("options", "message"),
     [
         (["--model", "FedDF"], "The method needs public data at the server, and there are no data: choose another method"),
-        (["--host", "0.0.0.0"], "Got host=0.0.0.0, where anybody who reaches it can start programs on the server and at all sites"),
+        (["--host", "0.0.0.0"], "Got host=0.0.0.0, where anyone who can reach it can start programs on the server"),
         (["--sites", "elsewhere"], "elsewhere has no public keys: expected 0.pub, 1.pub"),
         (["--sites", "gaps"], "gaps has 0.pub, 2.pub: expected 0.pub, 1.pub, … without gaps"),
         (["--certificates", "sites"], "sites lacks ca.crt, server.pem, server.key: docs/deployment.md says how"),
@@ -186,8 +189,8 @@ def test_what_cannot_be_is_one_line(
     ("options", "message"),
     [
         (["--key", "none"], "There is no file none"),
-        (["--client", "three"], "argument --client: 'three' is no number from 0 on"),
-        (["--without_supernode"], "Got without_supernode and no socket"),
+        (["--client", "three"], "argument --client: 'three' is not a number from 0 on"),
+        (["--without_supernode"], "Got without_supernode without socket"),
         (["--client", "5", "--partitioned"], "There is no client 5: ids go from 0 to 1"),
         (["--data", "Nothing"], "there is no 'Nothing'"),
     ],
@@ -207,7 +210,7 @@ def test_a_key_of_another_user_is_not_looked_at(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("lightning_fed.deployment.flower.commands.need_flower", lambda: None)
     monkeypatch.setattr(Path, "is_file", forbidden)
     args = ["--server=localhost:1", "--client=0", "--key=/of/another/user", "--root_certificates=ca.crt", "--without_supernode"]
-    with pytest.raises(FederationError, match="Got without_supernode and no socket"):  # which comes after the files
+    with pytest.raises(FederationError, match="Got without_supernode without socket"):  # which comes after the files
         run(["join", *args])
 
 

@@ -113,7 +113,7 @@ def test_runs_in_their_processes_become_a_table(capfd: pytest.CaptureFixture[str
     assert Path("compared/FedAvg/seed_3/cell.json").read_text() == before
     with pytest.raises(SystemExit):
         sweep(methods={"FedAvg": {"federation.participation": 0.5}})
-    assert "was played with federation.participation = 1.0, the sweep has 0.5" in capfd.readouterr().err
+    assert "was run with federation.participation = 1.0, the sweep has 0.5" in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("no_run")
@@ -126,18 +126,18 @@ def test_every_run_that_was_played_otherwise_is_named(capfd: pytest.CaptureFixtu
         (run / "config.yaml").write_text(yaml.safe_dump(played))
     with pytest.raises(SystemExit) as error:
         sweep("--isolate", seeds=[3, 4, 5])
-    said = [line for line in capfd.readouterr().err.splitlines() if "was played with" in line]
+    said = [line for line in capfd.readouterr().err.splitlines() if "was run with" in line]
     assert (error.value.code, len(said), Path("played").exists()) == (2, 2, False)
     for seed, line in zip((3, 4), said, strict=True):
-        assert line.startswith(f"lightning-fed: error: FedAvg/seed_{seed}: It was played with federation.participation = 0.5")
+        assert line.startswith(f"lightning-fed: error: FedAvg/seed_{seed}: It was run with federation.participation = 0.5")
 
 
 WRONG: dict[str, tuple[dict[str, object], str]] = {
-    "accelerator": ({"trainer.accelerator": "gpus"}, "trainer.accelerator is 'gpus', of which"),
+    "accelerator": ({"trainer.accelerator": "gpus"}, "trainer.accelerator is 'gpus', with which"),
     "backbones": ({"model.init_args.backbone": ["CNN1", "CNN5"]}, "FedAvg got 2 different backbones"),
     "batches": ({"trainer.limit_train_batches": -1}, "trainer.limit_train_batches"),
     "clients": ({"data.init_args.num_clients": 9999}, "9999 clients cannot share 1797 examples"),
-    "devices": ({"trainer.precision": "64-true", "trainer.devices": 0}, "trainer.devices is '0', of which"),
+    "devices": ({"trainer.precision": "64-true", "trainer.devices": 0}, "trainer.devices is '0', with which"),
     "epochs": ({"trainer.max_epochs": 3}, "trainer.max_epochs is set"),
     "name": ({"model": "FedProxx"}, "model: there is no 'FedProxx' (did you mean FedProx?)"),
     "option": ({"federation.round": 1}, "unrecognized arguments: --federation.round=1"),
@@ -190,7 +190,7 @@ def test_a_run_that_fails_is_named_and_the_exit_code_says_so(
     assert error.value.code == 1
     said = capsys.readouterr()
     assert "0 of 2 runs are finished." in said.out
-    assert "FedAvg/seed_3 failed: no luck; all it said is in compared/FedAvg/seed_3/log.txt." in said.err
+    assert "FedAvg/seed_3 failed: no luck; its whole output is in compared/FedAvg/seed_3/log.txt." in said.err
     assert "Try the rest again with: lightning-fed sweep --config my.sweep.yaml --isolate" in said.err
 
 

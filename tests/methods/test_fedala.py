@@ -137,5 +137,5 @@ def test_measuring_changes_nothing_that_stays_and_absentees_keep_all() -> None:
 
 
 def test_there_is_nothing_private_to_fine_tune() -> None:
-    with pytest.raises(FederationError, match="set it to all or head"):
+    with pytest.raises(FederationError, match="set part to all or head"):
         FedALA(Net, CLASSES, fine_tuning=FineTuning(part="private"))

@@ -343,7 +343,7 @@ def test_images_of_another_size_are_refused() -> None:
 def test_the_gate_takes_its_shape_from_the_data() -> None:
     given, found = PFedGate(Net, CLASSES, **SMALL), PFedGate(Net, CLASSES)
     assert same(fit(given).run.server.state, fit(found).run.server.state)
-    with pytest.raises(FederationError, match="the data have not said theirs: give input_shape"):
+    with pytest.raises(FederationError, match="the data have no known shape: give input_shape"):
         PFedGate(Net, CLASSES).configure_model()
     tables = InMemory(torch.zeros(40, 5), torch.arange(40) % CLASSES, partition=IID(), num_clients=2)
     with pytest.raises(FederationError, match=r"images of one size, and the data have \(5,\): give input_shape"):

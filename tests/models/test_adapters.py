@@ -217,7 +217,7 @@ class Tied(Net):
 
 
 def test_weights_that_belong_to_another_layer_too_cannot_learn() -> None:
-    with pytest.raises(FederationError, match=r"modules_to_save has other, whose weights are those of fc2 of Tied, too"):
+    with pytest.raises(FederationError, match=r"modules_to_save has other, which shares weights with fc2 of Tied, so that"):
         FedAvg(Tied, CLASSES, adapters=Adapters(2, target_modules=["fc1"], modules_to_save=["other"])).configure_model()
 
 

@@ -233,7 +233,7 @@ def test_a_new_head() -> None:
     [
         (lambda: Backbone.wrap(Plain(), head="conv"), "Plain has no linear layer 'conv' to be its head: name one of fc"),
         (lambda: Backbone.wrap(Plain(), cuts={"layer4": 6}), "Plain has no layer 'layer4' to cut at"),
-        (lambda: backbone_of(Behind, CLASSES).encode(images()), "Behind computes something behind its head 'fc'"),
+        (lambda: backbone_of(Behind, CLASSES).encode(images()), "Behind has layers after its head 'fc'"),
         (
             lambda: Backbone.wrap(Plain(), cuts={"conv": 6}).encode(images(), "conv"),
             r"shape \(54,\) per example at 'conv', expected 6",
@@ -363,7 +363,7 @@ def test_a_model_for_other_classes_is_refused() -> None:
 
 def test_a_model_without_a_task_is_refused() -> None:
     body = transformers.RobertaModel(hub_roberta().config, add_pooling_layer=False)
-    with pytest.raises(FederationError, match=r"RobertaModel gives a BaseModelOutput.* that holds no logits: give a network that"):
+    with pytest.raises(FederationError, match=r"RobertaModel gives a BaseModelOutput.* without logits: give a network that"):
         fit(FedAvg, body, texts=True)
 
 

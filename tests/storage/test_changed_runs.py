@@ -158,7 +158,7 @@ def test_what_others_have_put_beside_checkpoints_is_left_alone() -> None:
     things = foreign()
     checkpoint, problems = load_checkpoint(Path("run"))
     assert checkpoint.manifest.round == 2
-    assert problems == [f"run/checkpoints/round_{round:06d} is no folder, and so no checkpoint" for round in (9, 3)]
+    assert problems == [f"run/checkpoints/round_{round:06d} is not a folder, and so not a checkpoint" for round in (9, 3)]
     continued = Checkpoints(Path("run"), checkpoint)
     continued.go_on_from(checkpoint)
     store = ClientStore(continued.clients_folder, 10**6)

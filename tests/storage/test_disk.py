@@ -226,10 +226,10 @@ def test_what_is_in_the_way_stops_no_continuation(name: str, kind: str, averaged
     assert Path("mine/notes.txt").read_text() == "mine"
     if not path.name.startswith("."):  # those are names of ours
         aside = path.with_name(f"{path.name}.other1")
-        assert f"{path} is in the way and not of this run: it is {aside.name} now." in said
+        assert f"{path} is in the way and does not belong to this run: it has been renamed to {aside.name}." in said
         assert aside.read_text() == "mine" if kind == "file" else (aside / "notes.txt").read_text() == "mine"
     if "round" in name:
-        assert f"{path} is no folder, and so no checkpoint. Continuing from round 2." in said
+        assert f"{path} is not a folder, and so not a checkpoint. Continuing from round 2." in said
     assert len(Path("runs/version_0/metrics.csv").read_text().splitlines()) == 4
 
 

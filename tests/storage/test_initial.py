@@ -114,7 +114,7 @@ class TestRefused:
 
     def test_none_at_all(self, tmp_path: Path) -> None:
         new_federation(1, tmp_path).fit(Standalone(Net, 4), new_data(2))
-        with pytest.raises(FederationError, match=r"the server of Standalone in .* has no network to begin with: give a run"):
+        with pytest.raises(FederationError, match=r"the server of Standalone in .* has no network to start from: give a run"):
             played(FedAvg(Net, 4), tmp_path / "version_0")
 
     def test_what_is_no_file_of_tensors(self, tmp_path: Path) -> None:

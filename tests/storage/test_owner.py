@@ -90,7 +90,7 @@ def test_who_waits_gets_the_folder_when_the_other_ends() -> None:
 
 
 def test_a_folder_that_nothing_can_be_written_to_is_refused() -> None:
-    with pytest.raises(FederationError, match=r"Nothing can be written to the folder of the run, no"), only_writer(Path("no")):
+    with pytest.raises(FederationError, match=r"The folder of the run, no, is not writable"), only_writer(Path("no")):
         pass
 
 

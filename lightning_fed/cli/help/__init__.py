@@ -1,1 +1,1 @@
-"""What can be set: said in words, looked up without torch, and asked back where it is misspelt."""
+"""Options: their descriptions, an index that needs no torch, and suggestions for misspelt names."""

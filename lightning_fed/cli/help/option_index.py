@@ -1,6 +1,4 @@
-"""All options by verb and by class, kept in the user's cache: what help, completion and questions for a misspelt option look into
-without waiting for torch.
-"""
+"""All options by verb and by class, stored in the user's cache, so that help and completion need not wait for torch."""
 
 import json
 import os
@@ -22,13 +20,13 @@ SHAPES_OPTIONS = ("jsonargparse", "lightning", "torch", "torchvision", "transfor
 
 @dataclass(frozen=True)
 class OptionIndex:
-    """What can be set.
+    """All options.
 
     Attributes:
-        texts: what each verb does.
-        verbs: the options of each.
-        classes: the options of the library's classes, by the last part of the option that names one (``model``, ``backbone``), and
-            by the class's name.
+        texts: description of each verb.
+        verbs: options of each verb.
+        classes: options of the library's classes, by the last part of the option that names one (``model``, ``backbone``), and by
+            the class's name.
     """
 
     texts: Mapping[str, str]
@@ -36,11 +34,11 @@ class OptionIndex:
     classes: Mapping[str, Mapping[str, Sequence[Option]]]
 
     def options(self, verb: str, chosen: Mapping[str, str]) -> dict[str, Option]:
-        """The options of a verb, and of the classes that were chosen, by name.
+        """The options of a verb and of the chosen classes, by name.
 
         Args:
-            verb: its name.
-            chosen: values of options, of which only classes' names count.
+            verb: name of the verb.
+            chosen: values of options; only names of classes are used.
         """
         found = {option.name: option for option in self.verbs[verb]}
         for name, value in sorted(chosen.items(), key=lambda item: item[0].count(".")):
@@ -50,9 +48,7 @@ class OptionIndex:
 
 
 def read() -> OptionIndex | None:
-    """The index of this installation, if it was written and can be read: one does without where there is no home, or where somebody
-    has damaged it.
-    """
+    """The index of this installation; None if it does not exist or cannot be read."""
     with suppress(OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError):
         return _of(json.loads(_path().read_text()))
     return None
@@ -68,8 +64,8 @@ def _of(content: Mapping[str, Any]) -> OptionIndex:
 
 
 def write(made: OptionIndex) -> None:
-    """Write it into the user's cache."""
-    with suppress(OSError, RuntimeError):  # where nothing can be written, it is made the next time, too
+    """Write the index into the user's cache."""
+    with suppress(OSError, RuntimeError):  # without a writable cache it is made anew each time
         path = _path()
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_suffix(f".{os.getpid()}")
@@ -78,8 +74,8 @@ def write(made: OptionIndex) -> None:
 
 
 def _path() -> Path:
-    """Where the user's programs keep what they can make again, by the XDG specification, under the fingerprint of all that decides
-    what stands in it. The package's own files count by when they were changed, for those who change them.
+    """The path in the user's cache, by the XDG specification. Its name is a fingerprint of all that determines the content; the
+    package's own files count by their modification times, for developers.
     """
     package = Path(__file__).parents[2]
     files = [*package.rglob("*.py"), *shipped().values()]

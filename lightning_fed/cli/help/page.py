@@ -1,4 +1,4 @@
-"""What ``--help`` prints: the options that one needs, in words for the terminal; the others where they are asked for."""
+"""What ``--help`` prints: the most important options, described for the terminal; the others on request."""
 
 import argparse
 import re
@@ -13,47 +13,47 @@ SHORT = {
     *(f"federation.{name}" for name in ("rounds", "participation", "evaluate_every", "run_dir", "keep", "logger", "engine")),
     *("trainer.accelerator", "trainer.precision", "trainer.limit_train_batches"),
 }
-"""What one needs."""
+"""The most important options."""
 
 BLOCKS = {
     "model": "The method and its networks",
     "data": "Who holds what",
-    "federation": "Rounds, participation, where runs go",
-    "trainer": "What each client's Trainer gets",
+    "federation": "Rounds, participation, where runs are written",
+    "trainer": "Options of each client's Trainer",
 }
 """The blocks of a configuration, in the order of the documentation."""
 
 TOPICS = ("all", *BLOCKS)
 
 INSTEAD = {
-    "config": "a YAML file, or a name that lightning-fed configs lists; later ones go over earlier ones",
-    "ckpt_path": "which round: last, best on validation data, or the folder of a run or of one checkpoint",
+    "config": "a YAML file, or a name that lightning-fed configs lists; later ones take precedence",
+    "ckpt_path": "last, best on validation data, or the folder of a run or of one checkpoint",
     "seed_everything": "seed of everything random",
-    "print_config": "print the configuration that all of this makes, and exit",
+    "print_config": "print the resulting configuration and exit",
     "model": "the method",
     "data": "the data and their clients",
     "federation": "a YAML file with this block",
     "trainer": "a YAML file with this block",
     "trainer.accelerator": "auto, cpu, gpu, or another of Lightning's",
     "trainer.precision": "32-true, bf16-mixed, or another of Lightning's",
-    "trainer.limit_train_batches": "so many batches of an epoch (int), or this share of them (float)",
+    "trainer.limit_train_batches": "number of batches of an epoch (int), or share of them (float)",
 }
-"""What is said here, where an option has no words or those of somebody else."""
+"""Descriptions of options that have none or a library's own."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """What help and completion tell of an option.
+    """What help and completion need to know about an option.
 
     Attributes:
-        name: as ``federation.rounds``; of a class's option in the index, without the option that names the class.
-        flags: all that it is called on the command line.
-        value: what stands for its value; nothing if it takes none.
-        short: its first sentence, and the default.
-        full: all of its text.
-        choices: the words that it takes, if these are all.
+        name: such as ``federation.rounds``; for a class's option in the index, without the option that names the class.
+        flags: all its names on the command line.
+        value: placeholder of its value; empty if it takes none.
+        short: first sentence of its description, and the default.
+        full: its whole description.
+        choices: the words that it takes, if it takes no others.
         classes: names of the library's classes that it takes.
-        title: of its group.
+        title: title of its group.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Option:
     title: str
 
     def under(self, name: str) -> "Option":
-        """The option of a class, where another option names the class."""
+        """The option of a class, under the option that names the class."""
         flags = [flag.replace("--", f"--{name}.", 1) for flag in self.flags]
         return Option(**{**vars(self), "name": f"{name}.{self.name}", "flags": flags})
 
@@ -75,11 +75,11 @@ class HelpAction(argparse._HelpAction):
     """``--help``, or ``--help TOPIC``."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any) -> None:
-        super().__init__(option_strings, dest, help="this; all options, or those of a block")
+        super().__init__(option_strings, dest, help="print help; all options, or those of a block")
         self.nargs, self.choices, self.metavar = "?", TOPICS, "TOPIC"
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        """Print it."""
+        """Print the help."""
         parser.topic = values or "short"
         parser.print_help()
         parser.exit()
@@ -90,8 +90,8 @@ def described(parser: Any, known: Callable[..., Sequence[str]], refused: Sequenc
 
     Args:
         parser: argparse's or jsonargparse's.
-        known: names of the library's classes that an option takes.
-        refused: names of options that are taken only to say what to set instead.
+        known: returns the names of the library's classes that an option takes.
+        refused: names of options that exist only to say what to set instead.
     """
     return [
         Option(
@@ -116,9 +116,9 @@ def page(verb: str, text: str, options: Sequence[Option], topic: str) -> str:
     """The help of a verb.
 
     Args:
-        verb: as ``lightning-fed fit``.
-        text: what it does.
-        options: all of its options.
+        verb: such as ``lightning-fed fit``.
+        text: description of the verb.
+        options: all its options.
         topic: ``short``, ``all`` or a block.
     """
     lines = [f"usage: {verb} [--config NAME_OR_FILE] [options]", "", text, ""]
@@ -129,7 +129,7 @@ def page(verb: str, text: str, options: Sequence[Option], topic: str) -> str:
 
 
 def page_of_class(options: Sequence[Option]) -> str:
-    """The help of a class (``--model.help FedAvg``): all of its options."""
+    """The help of a class (``--model.help FedAvg``): all its options."""
     groups: dict[str, list[Option]] = {}
     for option in options:
         groups.setdefault(option.title, []).append(option)
@@ -137,20 +137,20 @@ def page_of_class(options: Sequence[Option]) -> str:
 
 
 def wanted(name: str, topic: str) -> bool:
-    """Whether a topic has an option."""
+    """Whether an option belongs to a topic."""
     if topic == "short":
         return name in SHORT | {"help", "print_config", "model.help", "data.help"}
     return topic == "all" or name.partition(".")[0] == topic
 
 
 def block_of(name: str) -> str:
-    """The block of an option; nothing if it is in none."""
+    """The block of an option; empty if it is in none."""
     block = name.partition(".")[0]
     return block if block in BLOCKS else ""
 
 
 def rows(title: str, options: Sequence[Option], full: bool) -> list[str]:
-    """A group of options as it stands on the screen; nothing if there are none."""
+    """The lines of a group of options; empty if there are none."""
     width = min(shutil.get_terminal_size().columns, 100)
     lines = textwrap.wrap(f"{title}:", width)
     for option in options:
@@ -164,7 +164,7 @@ def rows(title: str, options: Sequence[Option], full: bool) -> list[str]:
 
 
 def metavar(action: Any) -> str:
-    """What stands for the value."""
+    """The placeholder of the value."""
     if action.dest.endswith(".help") or action.dest in BLOCKS:
         return "NAME"
     if (choices := action.choices or choices_of(getattr(action, "_typehint", None))) and len(choices) < 6:
@@ -173,14 +173,14 @@ def metavar(action: Any) -> str:
 
 
 def choices_of(hint: Any) -> Sequence[Any]:
-    """What a value may be, if that is a list of words."""
+    """The values of an option, if they are a list of words."""
     if hint is bool:
         return (False, True)
     return hint.__args__ if getattr(hint, "__origin__", None) is Literal else ()
 
 
 def words(action: Any, known: Callable[..., Sequence[str]], full: bool) -> str:
-    """What an option is for: in short its first sentence."""
+    """The description of an option; in the short form its first sentence."""
     if action.dest.endswith(".help"):
         return "the options of one of these" if known(action.dest.split(".")[-2]) else "the options of a class"
     text = plain(INSTEAD.get(action.dest) or action.help or "")
@@ -194,14 +194,14 @@ def words(action: Any, known: Callable[..., Sequence[str]], full: bool) -> str:
 
 
 def spelled(value: Any) -> str:
-    """As one would write it."""
+    """A value as it is written on the command line."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     return getattr(value, "__qualname__", None) or str(value)
 
 
 def plain(text: str) -> str:
-    """Without the marks of reStructuredText, and with values as the command line takes them."""
+    """Text without the markup of reStructuredText, and with values as on the command line."""
     text = re.sub(r"(; see|\bSee) :\w+:`[^`]*`\.?", "", text)
     text = re.sub(r":\w+:`(?:[^`<]*<)?[~.]?([^`>]*)>?`", lambda found: found[1].rpartition(".")[2], " ".join(text.split()))
     text = re.sub(r"`([^`<]+) <[^`>]+>`_+", r"\1", text).replace("``", "").replace("`", "")
@@ -209,13 +209,13 @@ def plain(text: str) -> str:
 
 
 def hints(verb: str) -> list[str]:
-    """Where there is more."""
+    """Pointers to more help."""
     name = verb.split()[-1]
     more = {
-        f"{verb} --help all": "all options; data: of a block",
+        f"{verb} --help all": "all options; data: one block",
         f"{verb} --model.help PFedLoRA": "the options of a method",
         f"{verb} --data.help CIFAR10": "the options of a data set",
         "lightning-fed configs": "configurations to start from",
-        f"LIGHTNING_FED_{name.upper()}__FEDERATION__ROUNDS=3": "as a variable",
+        f"LIGHTNING_FED_{name.upper()}__FEDERATION__ROUNDS=3": "an option as a variable",
     }
     return ["more:", *(f"  {command:<43} {text}" for command, text in more.items())]

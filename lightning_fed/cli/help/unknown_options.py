@@ -1,4 +1,4 @@
-"""What is said of an option that there is not."""
+"""Error messages for unknown options."""
 
 from collections.abc import Collection
 
@@ -8,23 +8,23 @@ from lightning_fed.formatting import nearest
 HELP = "see lightning-fed fit --help and --{block}.help {of}"
 
 OF_OPTIMIZERS = {"lr", "learning_rate", "momentum", "weight_decay", "betas", "nesterov"}
-"""Options that belong to an optimizer, wherever they were looked for."""
+"""Options of an optimizer, which users look for in other places."""
 
 
 def unknown(text: str, option: str, options: Collection[str]) -> str:
-    """A sentence that names an option which no block has, with what may have been meant.
+    """A sentence about an unknown option, with the option that may have been meant.
 
     Args:
-        text: the sentence so far.
-        option: without dashes.
-        options: all that there are.
+        text: beginning of the sentence.
+        option: the option, without dashes.
+        options: all known options.
     """
     meant = hint(option.rpartition(".")[2], OPTIONS) or place_of(option) or nearest(option, options, "--")
     return f"{text}{meant}; {HELP.format(block='model', of='PFedLoRA')}"
 
 
 def place_of(option: str, names: Collection[str] = ("optimizer",)) -> str:
-    """Where an optimizer's option belongs, if this is one that was looked for elsewhere."""
+    """Where an optimizer's option belongs, if this is one."""
     elsewhere = option.rpartition(".")[2] in OF_OPTIMIZERS and not (option.startswith("model.") and ".init_args." in option[6:])
     if not elsewhere or "optimizer" not in names:
         return ""

@@ -67,7 +67,7 @@ class Matrices:
         return {f"{layer}.{part}" for layer in self.shapes for part in (LEFT, RIGHT, WHOLE)}
 
     def of_rank(self, state: State, rank: int) -> State:
-        """The first rows of A and columns of B, with B such that their product, scaled for the rank, stays what it was."""
+        """The first rows of A and columns of B, with B rescaled so that their scaled product does not change."""
         cut, factor = dict(state), self.scaling(self.rank) / self.scaling(rank)
         for a, b in map(self.names, self.shapes):
             cut[a], cut[b] = state[a][:rank], state[b][:, :rank] if factor == 1 else factor * state[b][:, :rank]

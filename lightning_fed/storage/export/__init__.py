@@ -1,4 +1,4 @@
-"""What leaves a run: models for use elsewhere, and what one has to know to use them."""
+"""Export of a run's models for use elsewhere, with a description."""
 
 from lightning_fed.storage.export.folder import write
 

@@ -1,4 +1,4 @@
-"""What one has to know to use an exported model, as plain JSON."""
+"""Description of an exported model, as plain JSON."""
 
 import inspect
 import json
@@ -17,13 +17,13 @@ from lightning_fed.models.factory import imported, passed
 
 
 def model_config(module: FederatedModule, data: FederatedDataModule, facts: dict[str, Any]) -> dict[str, Any]:
-    """What an exported model is.
+    """The description of an exported model.
 
     Returns:
-        ``lightning_fed_version``, the facts, ``content`` (``model``, or ``shared`` where it is the part that a server has),
-        ``network`` (see :func:`network_config`), ``model_size`` (see :class:`.ClientInfo`), ``num_classes`` and ``class_names``,
-        and of images ``image_size`` (height and width) and, where they come as bytes, ``mean`` and ``std`` of their channels in
-        [0, 1]. What is not known is None.
+        ``lightning_fed_version``, the facts, ``content`` (``model``, or ``shared`` for a server's part of a model), ``network``
+        (see :func:`network_config`), ``model_size`` (see :class:`.ClientInfo`), ``num_classes`` and ``class_names``; for images
+        also ``image_size`` (height and width) and, for byte images, ``mean`` and ``std`` of their channels in [0, 1]. Unknown
+        values are None.
     """
     whole = facts["client"] is not None or module.shares_whole_model
     return {
@@ -39,9 +39,9 @@ def model_config(module: FederatedModule, data: FederatedDataModule, facts: dict
 
 
 def network_config(module: FederatedModule) -> dict[str, Any]:
-    """``class_path`` and ``init_args`` of the network, as ``lightning.pytorch.cli.instantiate_class`` takes them. Where it was
-    given as an object, got another head, or was made by something without a name or from objects, ``class_path`` is what it is, and
-    ``init_args`` None.
+    """``class_path`` and ``init_args`` of the network, in the form of ``lightning.pytorch.cli.instantiate_class``. If the network
+    was given as an object, got another head, or was made from objects or by something without a name, ``class_path`` is its class
+    and ``init_args`` is None.
     """
     factory, given = module.network_factory()
     made_by, args, kwargs = _unwrapped(factory)
@@ -59,7 +59,7 @@ def network_config(module: FederatedModule) -> dict[str, Any]:
 
 
 def label_names(data: FederatedDataModule) -> list[str] | None:
-    """Names of the classes in the order of their numbers, where the data have them and classes are what is predicted."""
+    """Names of the classes in the order of their numbers, if the data have them and classes are predicted."""
     names = getattr(data, "class_names", None) if data.predicts_labels else None
     return None if names is None else [str(name) for name in names]
 
@@ -80,13 +80,13 @@ def _images(data: FederatedDataModule) -> dict[str, Any]:
 
 
 def _unwrapped(factory: Callable[..., nn.Module]) -> tuple[Callable[..., nn.Module], tuple[Any, ...], dict[str, Any]]:
-    """What a partial calls, or a dotted path names, and with what."""
+    """The function that a partial or a dotted path refers to, and its arguments."""
     if isinstance(factory, str):
         factory = imported(factory)
     if not isinstance(factory, partial):
         return factory, (), {}
     classes = [place for place, argument in enumerate(factory.args) if inspect.isclass(argument)]
-    if classes and not inspect.isclass(factory.func):  # from the command line, which lets a function of its own call a class
+    if classes and not inspect.isclass(factory.func):  # the command line wraps a class in a function
         made: Callable[..., nn.Module] = factory.args[classes[0]]
         return made, factory.args[classes[0] + 1 :], factory.keywords
     return factory.func, factory.args, factory.keywords
@@ -95,7 +95,7 @@ def _unwrapped(factory: Callable[..., nn.Module]) -> tuple[Callable[..., nn.Modu
 def _arguments(
     made_by: Callable[..., nn.Module], args: tuple[Any, ...], classes: int, kwargs: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """What a network was made with, by name; None if some of it is not plain data."""
+    """The arguments of a network by name; None if some are not plain data."""
     signature = inspect.signature(made_by)
     placed, named = passed(made_by, classes, kwargs)
     arguments = dict(signature.bind(*args, *placed, **(named | kwargs)).arguments)
@@ -109,6 +109,6 @@ def _arguments(
 
 
 def _import_path(named: Any) -> str | None:
-    """Where a class or function can be imported from; None for what is local, in a class or without a name, such as an object."""
+    """The import path of a class or function; None for local ones, nested ones, and objects without a name."""
     name = getattr(named, "__qualname__", "<>")
     return None if "<" in name or "." in name else f"{named.__module__}.{name}"

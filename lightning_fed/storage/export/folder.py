@@ -20,15 +20,15 @@ Format = Literal["safetensors", "onnx"]
 
 @runtime_checkable
 class WritesAdapters(Protocol):
-    """A method whose models peft or the transformers library load. Both write to a folder, with what belongs to the client or the
-    shared part alone.
+    """A method whose models peft or the transformers library can load. Both methods write to a folder, with the client's private
+    part or the shared part only.
     """
 
     def export_adapter(self, folder: Path, private: bool = True) -> None:
         """Write the adapters."""
 
     def export_merged(self, folder: Path, private: bool = True) -> None:
-        """Write the whole network, its adapters added to the weights."""
+        """Write the whole network with the adapters merged into the weights."""
 
 
 def write(
@@ -39,20 +39,21 @@ def write(
     merged: bool = False,
     format: Format = "safetensors",
 ) -> None:
-    """Write a model, the tokenizer if the data have one, with the chat template that they used, and ``config.json`` with what
-    :func:`.model_config` knows. Where the transformers library has a ``config.json`` of its own, that is a block ``lightning_fed``
-    in it, and the names of the classes are where that library looks for them.
+    """Write a model, its tokenizer and chat template if the data have them, and ``config.json`` with :func:`.model_config`.
+
+    If the transformers library has a ``config.json`` of its own, the description is a block ``lightning_fed`` in it, and the names
+    of the classes are where that library expects them.
 
     Args:
-        folder: to write to; created if need be, see :func:`refuse_others`.
+        folder: folder to write to, created if necessary; see :func:`refuse_others`.
         module: the model.
-        data: what it learned from.
-        facts: of the run; ``client`` is whose model it is, None the server's.
-        merged: of a method with adapters: write the whole network, its adapters added to the weights.
-        format: of the model: see :func:`.write_safetensors`, or :func:`.write_onnx`.
+        data: the data that it was trained on.
+        facts: facts about the run; ``client`` is the client of the model, None for the server.
+        merged: for methods with adapters: write the whole network with the adapters merged into the weights.
+        format: format of the model: see :func:`.write_safetensors` and :func:`.write_onnx`.
 
     Raises:
-        FederationError: where the method has no such export, or where something else lies in the folder.
+        FederationError: if the method has no such export, or other files are in the folder.
     """
     refuse_others(folder)
     private = facts["client"] is not None
@@ -85,7 +86,7 @@ def _write(folder: Path, module: FederatedModule, private: bool, merged: bool) -
 
 
 def _with_adapters(module: FederatedModule, private: bool) -> Any:
-    """The network with adapters that an export is, as it is to be written; None: it is something else, or a part of one."""
+    """The network with adapters to write; None if the export is something else, or a part of one."""
     state = module.export_state(private)
     if not module.networks.adapters or state.keys() != {f"backbone.{name}" for name in module.backbone.state_dict()}:
         return None
@@ -95,13 +96,13 @@ def _with_adapters(module: FederatedModule, private: bool) -> Any:
 
 
 def refuse_others(folder: Path) -> None:
-    """Raises :class:`FederationError` for a folder that has something in it and no exported model: nobody's files make way for one.
-    Hidden files do not count.
+    """Raises :class:`FederationError` for a folder with other files than an exported model, which must not be overwritten. Hidden
+    files are ignored.
     """
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise FederationError(f"{folder} is no folder: give another output, a folder for the exported model alone.")
+        raise FederationError(f"{folder} is not a folder: give another output, a folder for the exported model only.")
     found = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     if found and not _is_export(folder / "config.json"):
         raise FederationError(
@@ -133,6 +134,6 @@ def _refuse_parts(module: FederatedModule, private: bool, merged: bool) -> None:
         raise FederationError("An ONNX file has the whole network already: export with format onnx and without merged.")
     if not (private or module.shares_whole_model):
         raise FederationError(
-            f"The server of {type(module).__name__} has what is shared and no model to predict with: export a client's "
+            f"The server of {type(module).__name__} has only the shared part, which cannot predict: export a client's model "
             "(--client 0), or without format onnx."
         )

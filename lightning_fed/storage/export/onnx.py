@@ -14,18 +14,18 @@ from lightning_fed.data.text.question_answering import OFFSETS
 from lightning_fed.errors import FederationError
 
 IMAGES, LOGITS = "images", "logits"
-"""Names of the input, where it is one tensor, and of the output."""
+"""Names of a single input tensor and of the output."""
 
 LARGEST_FILE = 2**31 - 2**24
-"""Bytes of weights that fit in one file, beside everything else: a protocol buffer has less than 2 GiB."""
+"""Bytes of weights that fit into one file, beside everything else: a protocol buffer has less than 2 GiB."""
 
 
 class Predictor(nn.Module):
-    """A model that takes its inputs as tensors, one after the other.
+    """A model that takes its inputs as positional tensors.
 
     Args:
         module: the model.
-        names: of the inputs that it takes by name; None: it takes one tensor.
+        names: names of its inputs. None: it takes one tensor.
     """
 
     def __init__(self, module: FederatedModule, names: list[str] | None) -> None:
@@ -34,22 +34,22 @@ class Predictor(nn.Module):
         self.names = names
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """What :class:`FederatedModule` makes of them."""
+        """The outputs of :class:`FederatedModule` for these inputs."""
         [first, *_] = inputs
         return self.module(first if self.names is None else dict(zip(self.names, inputs, strict=True)))
 
 
 def write_onnx(path: Path, module: FederatedModule, data: ClientDataModule) -> None:
-    """Write a model from its inputs (normalized images, or what a tokenizer makes, by name) to what its ``forward`` returns. The
-    number of examples is free, and so is the length of texts.
+    """Write a model from its inputs (normalized images, or a tokenizer's outputs by name) to the outputs of its ``forward``. The
+    number of examples and the length of texts are variable.
 
     Args:
-        path: of the file; weights that do not fit lie beside it.
+        path: path of the file; weights that do not fit are written beside it.
         module: the model.
-        data: what it is tried on.
+        data: data to trace it with.
 
     Raises:
-        FederationError: if a library is missing, or if the network has something that ONNX cannot express.
+        FederationError: if a library is missing, or if the network uses something that ONNX cannot express.
     """
     try:
         import onnx  # noqa: F401
@@ -84,7 +84,7 @@ def write_onnx(path: Path, module: FederatedModule, data: ClientDataModule) -> N
 
 
 def sample(data: ClientDataModule) -> Tensor | dict[str, Tensor]:
-    """A few examples as a network gets them: at least two, since a size of one would be taken for a constant."""
+    """A few examples in the form of a network's inputs: at least two, because a size of one would be taken for a constant."""
     inputs, _ = data.on_after_batch_transfer(next(iter(data.train_dataloader())), 0)
     if isinstance(inputs, Tensor):
         return torch.cat([inputs, inputs])[:2]
@@ -92,5 +92,5 @@ def sample(data: ClientDataModule) -> Tensor | dict[str, Tensor]:
 
 
 def free_dimensions(tensor: Tensor, text: bool) -> dict[int, Any]:
-    """Which dimensions of an input may differ: the number of examples and, of texts, their length."""
+    """The variable dimensions of an input: the number of examples and, for texts, their length."""
     return dict.fromkeys(range(2 if text and tensor.dim() > 1 else 1), Dim.DYNAMIC)

@@ -1,4 +1,4 @@
-"""Models as safetensors, by the names that their tensors have in the networks."""
+"""Models as safetensors, with the names that their tensors have in the networks."""
 
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,19 @@ from lightning_fed.tensors import State
 
 
 def write_safetensors(folder: Path, module: FederatedModule, private: bool = True) -> None:
-    """Write what a module says in :meth:`.SharedStateMixin.export_state`, a file for each of its parts. ``model.safetensors`` is
-    the network, whose tensors have the names that they have in it; other parts (an adapter, a second head) have files of their own
-    names. A network of the transformers library is written as that library saves and loads it, where it is a whole one and none of
-    it is frozen.
+    """Write what :meth:`.SharedStateMixin.export_state` returns, a file for each part.
+
+    ``model.safetensors`` is the network, with the names that its tensors have in it; other parts (an adapter, a second head) have
+    files with their own names. A complete network of the transformers library without frozen parts is written in the form in which
+    that library saves and loads it.
 
     Args:
-        folder: to write to.
+        folder: folder to write to.
         module: the model.
-        private: with what belongs to the client; else what is shared alone, which is what the server has.
+        private: True: with the client's private part. False: the shared part only, which the server has.
 
     Raises:
-        FederationError: if nothing is shared, and what is shared is asked for.
+        FederationError: if the shared part is requested, but nothing is shared.
     """
     state = module.export_state(private)
     if not state:
@@ -41,12 +42,12 @@ def write_safetensors(folder: Path, module: FederatedModule, private: bool = Tru
     if "model" in parts and whole and (library := _of_transformers(module)) is not None:
         library.save_pretrained(folder, state_dict={k.removeprefix(NETWORK): v for k, v in parts.pop("model").items()})
     for part, tensors in parts.items():
-        # save_file would make a file that nobody else may read
+        # save_file would make a file that only its owner can read.
         (folder / f"{part}.safetensors").write_bytes(safetensors.torch.save(tensors, metadata={"format": "pt"}))
 
 
 def _of_transformers(module: FederatedModule) -> Any:
-    """The network, where it is one that the transformers library would make again: in its own size. Else None."""
+    """The network if it is a transformers one in its original size; else None."""
     small = module.client is not None and module.client.model_size is not None
     network = module.backbone.network if isinstance(module.backbone, Transformer | Wrapped) and not small else None
     return network if hasattr(network, "save_pretrained") else None

@@ -100,7 +100,7 @@ def test_one_example_is_enough_to_try_it_on() -> None:
 def test_what_is_no_whole_model_is_refused() -> None:
     data = new_data(3)
     new_federation(1, "runs").fit(new_method("PFedLoRA"), data)
-    with pytest.raises(FederationError, match="The server of PFedLoRA has what is shared and no model to predict with"):
+    with pytest.raises(FederationError, match="The server of PFedLoRA has only the shared part, which cannot predict"):
         new_federation(1, "runs").export(new_method("PFedLoRA"), data, "exported", format="onnx")
     with pytest.raises(FederationError, match="without merged"):
         new_federation(1, "runs").export(new_method("PFedLoRA"), data, "exported", 1, merged=True, format="onnx")
