@@ -7,10 +7,11 @@ which are trained on, padded to the batch. Everything is on the CPU, with one th
 
 - Tokens per second of a client's turn, and of the loop on the same batches, whose logits are of all tokens, as that library
   computes them: medians over rounds that alternate.
-- Peak memory of the loop, in a process of its own, and of that many clients, all of which take part. The clients share one frozen
-  network, and each has an adapter with its optimizer state: their memory in excess of the loop is compared with the size of these.
-- The time to load the data for the first time, and again, as for a second worker; and the private memory of each of
-  two workers, with a network of about 140 MiB and with a tiny one: they share one copy.
+- Peak memory of training: of the loop, in a process of its own, and of that many clients, all of which take part. The clients share
+  one frozen network, and each has an adapter with its optimizer state: their memory in excess of the loop is compared with the size
+  of these.
+- The time to load the data for the first time, and again, as for a second worker; and for each of two workers, the shared memory
+  that it uses and how much of that is a copy of its own, with a network of about 140 MiB and with a tiny one.
 """
 
 import argparse
@@ -139,16 +140,34 @@ def peak(args: argparse.Namespace, given: dict[str, Any]) -> None:
         network = sum(p.numel() * 4 for p in loop.network.parameters() if not p.requires_grad)
         sizes = [network, sum(p.numel() * 4 for p in loop.learning)]
     else:
-        Federation(1, evaluate_every=0, logger=False, progress=False).fit(method_of(args, args.steps), data)
-        sizes = []
-    print(json.dumps([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, *sizes]))
+        trained = TrainingPeak()
+        Federation(1, evaluate_every=0, logger=False, progress=False, callbacks=[trained]).fit(method_of(args, args.steps), data)
+        print(json.dumps([trained.bytes]))
+        return
+    print(json.dumps([peak_memory(), *sizes]))
 
 
-class Private(FederationCallback):
-    """Notes how much memory the processes that were started have for themselves."""
+def peak_memory() -> int:
+    """Of this process so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class TrainingPeak(FederationCallback):
+    """Notes the peak memory up to the last turn of training: measuring has larger batches."""
 
     def __init__(self) -> None:
-        self.mib: list[float] = []
+        self.bytes = 0
+
+    def on_turn_end(self, run: Any, update: Any) -> None:
+        """Look."""
+        self.bytes = peak_memory()
+
+
+class SharedMappings(FederationCallback):
+    """Notes how much shared memory each process that was started has mapped, and how much of that is a copy of its own."""
+
+    def __init__(self) -> None:
+        self.mib: list[tuple[float, float]] = []
 
     def on_round_end(self, run: Any) -> None:
         """Look at them."""
@@ -161,8 +180,21 @@ class Private(FederationCallback):
             while ancestor in parents and ancestor != str(os.getpid()):
                 ancestor = parents[ancestor]
             if ancestor == str(os.getpid()) != process:
-                lines = Path("/proc", process, "smaps_rollup").read_text().splitlines()
-                self.mib.append(sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024)
+                self.mib.append(mapped(process))
+
+
+def mapped(process: str) -> tuple[float, float]:
+    """MiB of shared memory that a process has touched, and MiB of these that no other process has."""
+    resident, private, is_shared = 0, 0, False
+    for line in Path("/proc", process, "smaps").read_text().splitlines():
+        name, *rest = line.split()
+        if "-" in name and ":" not in name:  # the first line of a mapping
+            is_shared = rest[0].endswith("s")
+        elif is_shared and name == "Rss:":
+            resident += int(rest[0])
+        elif is_shared and name.startswith("Private_"):
+            private += int(rest[0])
+    return resident / 1024, private / 1024
 
 
 def workers(args: argparse.Namespace, given: dict[str, Any]) -> None:
@@ -175,13 +207,14 @@ def workers(args: argparse.Namespace, given: dict[str, Any]) -> None:
             Instructions(**given).setup()
             seconds.append(perf_counter() - start)
         print(f"data loaded: {seconds[0]:.2f} s, again: {seconds[1]:.2f} s")
-        for name, sizes in (("some 140 MiB", {"width": 512, "layers": 8}), ("a tiny network", {"width": 16, "layers": 1})):
-            seen = Private()
+        for width, layers in ((512, 8), (16, 1)):
+            seen, method = SharedMappings(), method_of(args, 1, width=width, layers=layers)
             engine = Processes(workers=2)
-            Federation(1, evaluate_every=0, logger=False, progress=False, engine=engine, callbacks=[seen]).fit(
-                method_of(args, 1, **sizes), Instructions(**given)
-            )
-            print(f"memory of the workers' own with {name}: {', '.join(f'{mib:.0f}' for mib in sorted(seen.mib)[-2:])} MiB")
+            federation = Federation(1, evaluate_every=0, logger=False, progress=False, engine=engine, callbacks=[seen])
+            federation.fit(method, Instructions(**given))
+            frozen = sum(p.numel() * p.element_size() for p in federation.run.model.parameters() if not p.requires_grad) / MIB
+            said = ", ".join(f"{resident:.0f} ({private:.0f})" for resident, private in sorted(seen.mib)[-2:])
+            print(f"a frozen network of {frozen:.0f} MiB: shared memory of each worker, and its own copy of it: {said} MiB")
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
+from lightning_fed.cli import SUBCOMMANDS
 from lightning_fed.cli.help.option_index import OptionIndex
 from lightning_fed.cli.options import Options, say
 from lightning_fed.cli.quick_help import index
@@ -60,9 +61,9 @@ def answers(typed: Sequence[str], known: OptionIndex) -> list[str]:
 def _candidates(before: Sequence[str], current: str, known: OptionIndex) -> Iterator[str]:
     """All words that may stand in the place of the last word."""
     if not before:
-        yield from known.verbs
+        yield from SUBCOMMANDS
         return
-    verb, *given = before
+    verb, *given = ("--config" if word == "-c" else word for word in before)
     if verb not in known.verbs:
         return
     options = known.options(verb, _chosen(given))
@@ -82,8 +83,8 @@ def _chosen(given: Sequence[str]) -> dict[str, str]:
     pairs = [(_plain_name(name), value) for name, value in pairwise(given) if name.startswith("--")]
     chosen: dict[str, str] = {}
     for name, value in pairs:
-        path = shipped().get(value, Path(value))
-        if name == "config" and path.is_file():
+        if name == "config":
+            path = shipped().get(value, Path(value).expanduser())
             with suppress(FederationError):  # errors of the file are reported when it is used
                 chosen |= {key.removesuffix(".class_path"): str(value) for key, value in flat(read_yaml(path)).items()}
     return chosen | dict(pairs)

@@ -34,6 +34,10 @@ from lightning_fed.cli.help.option_index import OptionIndex
         ("fit --trainer.max_e", []),
         ("report --form", ["--format"]),
         ("nothing --form", []),
+        ("comp", ["completion"]),
+        ("fit -c quickstart --model.init_args.backbone.init_args.h", ["--model.init_args.backbone.init_args.hidden"]),
+        ("fit -c ~/none.yaml --model FedAvgF", ["FedAvgFT"]),
+        (f"fit --config {'x' * 300} --model FedAvgF", ["FedAvgFT"]),
         ("fit --config 'quick", []),
     ],
 )

@@ -46,9 +46,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file whose top level is a mapping. Raises :class:`FederationError` if it is not there or not that, or if it has a key
     twice.
     """
-    if not path.is_file():
-        raise FederationError(f"There is no file {path}: give a YAML file.")
     try:
+        if not path.is_file():  # which raises an OSError for a name that is too long
+            raise FederationError(f"There is no file {path}: give a YAML file.")
         content = yaml.load(path.read_text(encoding="utf-8-sig"), Loader=StrictLoader)
     except OSError as error:
         raise FederationError(f"{path} cannot be read: {error.strerror}.") from error
