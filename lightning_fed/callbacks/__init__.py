@@ -1,4 +1,4 @@
-"""What happens around the rounds: reporting."""
+"""Callbacks that report on a run."""
 
 from lightning_fed.callbacks.adapter_ranks import AdapterRanks
 from lightning_fed.callbacks.base import FederationCallback, RunView

@@ -1,4 +1,4 @@
-"""How many ranks of their adapters the clients use."""
+"""Effective ranks of the clients' adapters."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class AdapterRanks(FederationCallback):
-    """Keeps ``ranks.csv``, the effective rank of each client's adapters per layer as last measured (with PF2LoRA also which share
-    of them is the client's own), and draws the ranks for TensorBoard (``adapter/ranks``); see :meth:`.LoRAModule.adapter_ranks`.
-    For methods without such adapters it does nothing.
+    """Writes ``ranks.csv``, the effective rank of each client's adapters per layer at its last evaluation (with PF2LoRA also their
+    private share), and draws the ranks for TensorBoard (``adapter/ranks``); see :meth:`.LoRAModule.adapter_ranks`. Does nothing for
+    methods without such adapters.
 
     Args:
-        every: do so every that many rounds, if they are measured, and after the last one.
+        every: do so every so many rounds, if clients are evaluated in them, and after the last one.
     """
 
     def __init__(self, every: int = 10) -> None:
@@ -47,12 +47,12 @@ class AdapterRanks(FederationCallback):
 
 
 def ranks_of(result: dict[str, float]) -> dict[str, int]:
-    """The effective rank of a client's adapters, by layer, from what its evaluate turn found."""
+    """The effective rank of a client's adapters, by layer, from its evaluate turn."""
     return {name.removeprefix(RANK): int(value) for name, value in result.items() if name.startswith(RANK)}
 
 
 def share_of(result: dict[str, float], layer: str) -> dict[str, float]:
-    """How much of the adapters of a layer is the client's own, as ``private_share``; empty where it has none of its own."""
+    """The private share of a layer's adapters, as ``private_share``; empty without private adapters."""
     name = f"{PRIVATE_SHARE}{layer}"
     return {"private_share": result[name]} if name in result else {}
 
@@ -61,8 +61,8 @@ def rank_figure(ranks: np.ndarray, layers: Sequence[str]) -> Figure:
     """Heat map of ranks: clients × layers.
 
     Args:
-        ranks: effective ranks, ``(clients, layers)``; NaN where a client said none.
-        layers: names of the layers; what all begin with is left out.
+        ranks: effective ranks, ``(clients, layers)``; NaN where a client has none.
+        layers: names of the layers; their common prefix is left out.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -79,7 +79,7 @@ def rank_figure(ranks: np.ndarray, layers: Sequence[str]) -> Figure:
 
 
 def short_names(layers: Sequence[str]) -> list[str]:
-    """Dotted names without the parts that all of them begin with; the last part is always kept."""
+    """Dotted names without the parts that all of them start with; the last part is always kept."""
     parts = [layer.split(".") for layer in layers]
     common = 0
     while all(len(name) > common + 1 and name[common] == parts[0][common] for name in parts):

@@ -15,27 +15,27 @@ from lightning_fed.storage.client_store import ClientStore
 
 
 class RunView(Protocol):
-    """What a callback sees of a run: of :class:`lightning_fed.federation.run.Run`.
+    """The part of a :class:`lightning_fed.federation.run.Run` that callbacks use.
 
     Attributes:
         round: number of the current round, from 1; 0 before the first.
-        rounds: how many there are.
+        rounds: number of rounds.
         seed: the run's seed.
         method: name of the method.
         metric: name of the monitored metric.
-        target: value of the monitored metric that is waited for; None: there is none.
-        evaluate_every: after how many rounds clients are measured; 0: after the last one.
-        cohort_size: how many clients take part in a round.
+        target: target of the monitored metric; None: there is none.
+        evaluate_every: number of rounds between evaluations of the clients; 0: only after the last one.
+        cohort_size: number of participants of a round.
         history: the metrics of each round.
         clients: all clients.
         data: their data.
         model: the method.
         server: its server.
-        engine: where turns run.
-        threads: torch threads of whatever computes.
+        engine: runs the turns.
+        threads: number of torch threads of all computation.
         store: the clients' private states.
         folder: the run's folder; None: nothing is written.
-        loggers: where metrics go.
+        loggers: loggers of the metrics.
     """
 
     round: int
@@ -59,19 +59,19 @@ class RunView(Protocol):
 
     @property
     def results(self) -> dict[int, dict[str, float]]:
-        """The last measured metrics by client."""
+        """Each client's last evaluation metrics."""
 
     def measure_across(self, client: int) -> dict[int, dict[str, float]]:
-        """What a client's model comes to on the data of each client, by id, and on everybody's (-1)."""
+        """Metrics of a client's model on the data of each client, by id, and on the pooled data (-1)."""
 
     def monitored(self, kind: Literal["val", "test"]) -> str:
-        """The column that progress, model selection and targets use, on validation or test data."""
+        """Column of the monitored metric, which progress, model selection and targets use, on validation or test data."""
 
 
 class FederationCallback:
-    """Does something at certain moments of a run; every hook does nothing by default.
+    """Called at certain points of a run; every hook does nothing by default.
 
-    What there is to look at is in :class:`RunView`.
+    :class:`RunView` describes the run that hooks get.
     """
 
     def on_fit_start(self, run: RunView) -> None:
@@ -81,23 +81,23 @@ class FederationCallback:
         """After a participant's update was received."""
 
     def on_round_end(self, run: RunView) -> None:
-        """After a round was measured; its metrics are ``run.history[-1]``."""
+        """After a round and its evaluation; its metrics are ``run.history[-1]``."""
 
     def on_fit_end(self, run: RunView) -> None:
         """After the last round."""
 
     def on_measure_end(self, run: RunView, metrics: dict[str, float]) -> None:
-        """After ``validate`` or ``test`` measured all clients."""
+        """After ``validate`` or ``test`` evaluated all clients."""
 
     def teardown(self, run: RunView) -> None:
         """At the very end, also when the run fails or is interrupted."""
 
 
 def boards(run: RunView) -> list[TensorBoardLogger]:
-    """Those of the run's loggers that are TensorBoard's."""
+    """The TensorBoard loggers of a run."""
     return [logger for logger in run.loggers if isinstance(logger, TensorBoardLogger)]
 
 
 def due(run: RunView, every: int) -> bool:
-    """Whether the clients were measured in this round, and it is one of every so many, or the last."""
+    """Whether the clients were evaluated in this round, and it is every ``every``-th round or the last."""
     return run.monitored("test") in run.history[-1] and (run.round % every == 0 or run.round == run.rounds)

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class TensorBoardPage(FederationCallback):
-    """The monitored metric under names of its own (``monitor/…``), a page of charts that begins with it (CUSTOM SCALARS), a table
-    of runs (HPARAMS) and the configuration (TEXT).
+    """Adds to TensorBoard the monitored metric under separate names (``monitor/…``), a page of charts that starts with it (CUSTOM
+    SCALARS), a table of runs (HPARAMS) and the configuration (TEXT).
 
-    The page has six charts instead of a card for each column of ``metrics.csv``: the monitored metric with the quartiles of the
+    The page has six charts instead of one for each column of ``metrics.csv``: the monitored metric with the quartiles of the
     clients, the worst client, the losses of the phases, bytes, FLOPs and seconds.
     """
 
     def on_fit_start(self, run: RunView) -> None:
-        """Lay out the page, and say what is played: a run that is stopped is in the table, too."""
+        """Add the page, and the run to the table, so that a run that is stopped is in it, too."""
         for logger in boards(run):
             logger.hparams.update(hyperparameters(run))  # for hparams.yaml
             writer = logger.experiment
@@ -32,13 +32,13 @@ class TensorBoardPage(FederationCallback):
             begin_session(writer, columns(run), run.metric, f"{run.method}, seed {run.seed}, {logger.log_dir}")
 
     def on_round_end(self, run: RunView) -> None:
-        """Add the monitored metric, if it was measured."""
+        """Add the monitored metric, if it was evaluated."""
         for logger in boards(run):
             for tag, value in monitor(run).items():
                 logger.experiment.add_scalar(tag, value, global_step=run.round)
 
     def on_fit_end(self, run: RunView) -> None:
-        """Say that the run is finished."""
+        """Mark the run as finished."""
         from torch.utils.tensorboard.summary import hparams
 
         *_, end = hparams({}, {})
@@ -47,7 +47,9 @@ class TensorBoardPage(FederationCallback):
 
 
 def monitor(run: RunView) -> dict[str, float]:
-    """The newest round's monitor on test data, the quartiles and the worst of the clients, and what an honest user may report."""
+    """The last round's monitored metric on test data, the clients' quartiles and worst value, and the value that may be
+    reported.
+    """
     row, metric = run.history[-1], run.metric
     of_clients = f"after/test_{metric}"
     columns = {
@@ -68,7 +70,7 @@ def page(metric: str) -> dict[str, dict[str, list[Any]]]:
         "monitor": {
             f"{metric}, and the middle half of the clients": ["Margin", [f"monitor/{metric}", "monitor/q25", "monitor/q75"]],
         },
-        "clients": {"worst client": ["Multiline", ["monitor/worst"]]},  # on a line of its own: bands come behind lines
+        "clients": {"worst client": ["Multiline", ["monitor/worst"]]},  # a separate line: bands are drawn behind lines
         "training": {"loss of each phase": ["Multiline", ["^train/.*loss$"]]},
         "cost": {
             "bytes, all rounds so far": ["Multiline", ["traffic/total_bytes"]],
@@ -79,7 +81,7 @@ def page(metric: str) -> dict[str, dict[str, list[Any]]]:
 
 
 def configuration(run: RunView) -> str:
-    """The file that the command line writes, without what is not set, or else what there is to be told."""
+    """The command line's configuration without unset options, or else the hyperparameters."""
     file = run.folder / "config.yaml" if run.folder else None
     if file is None or not file.is_file():
         return yaml.safe_dump(hyperparameters(run), sort_keys=False)
@@ -87,10 +89,10 @@ def configuration(run: RunView) -> str:
 
 
 def begin_session(writer: SummaryWriter, words: dict[str, Word], metric: str, name: str) -> None:
-    """A row of the table of runs. Its metrics are the last values of scalars. Columns are numbered: TensorBoard shows the first
-    five of them in the order of their names.
+    """Add a row to the table of runs. Its metrics are the last values of scalars. Columns are numbered, because TensorBoard shows
+    the first five in the order of their names.
     """
-    from tensorboard.plugins.hparams import summary_v2 as api  # what its api has, without TensorFlow
+    from tensorboard.plugins.hparams import summary_v2 as api  # the API without TensorFlow
 
     numbered = {f"{place:02d} {name}": word for place, (name, word) in enumerate(words.items())}
     hparams = [api.HParam(key, display_name=name) for key, name in zip(numbered, words, strict=True)]

@@ -5,11 +5,11 @@ from lightning_fed.callbacks.table import write_table
 
 
 class CrossTable(FederationCallback):
-    """Keeps ``cross.csv``: what each client's model comes to on the data of each client after the last round, a row for each pair
-    (``trained``, ``tested``), and on everybody's (``tested`` is -1). For few clients, such as hospitals: N clients take N × (N + 1)
-    measurements. What a report makes of it is a table *trained on site i, tested on site j*.
+    """Writes ``cross.csv``: metrics of each client's model on the data of each client after the last round, a row for each pair
+    (``trained``, ``tested``), and on the pooled data (``tested`` is -1). It is meant for few clients, such as hospitals: N clients
+    take N × (N + 1) evaluations. A report shows it as a table *trained on site i, tested on site j*.
 
-    Where data stay at their sites there is no such file.
+    With data at sites there is no such file.
     """
 
     def on_fit_end(self, run: RunView) -> None:

@@ -1,4 +1,4 @@
-"""What one must know of a run to read its tables."""
+"""Facts about a run that are needed to read its tables."""
 
 import json
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ from lightning_fed.core.phased_module import Phase
 
 
 class RunFacts(FederationCallback):
-    """Writes ``run.json``: method, the seeds of the run and of its partition, rounds, which column of ``metrics.csv`` is the
-    monitored metric, whether it is to be large, and what a client does in a round: its phases in their order, each with its epochs
-    or steps, and the same of how it is fine-tuned before it is measured.
+    """Writes ``run.json``: method, the seeds of the run and of its partition, rounds, the column of ``metrics.csv`` with the
+    monitored metric, whether larger values of it are better, and a client's work in a round: its phases in order, each with its
+    epochs or steps, and the phases of its fine-tuning.
 
-    Phases are those of a client without particulars: where clients differ in model_size, of the largest.
+    Phases are those of a generic client; if clients differ in model_size, of the largest.
     """
 
     def on_fit_start(self, run: RunView) -> None:
-        """Write it; a continued run replaces it."""
+        """Write the file; a continued run replaces it."""
         if run.folder is None:
             return
         facts = {
@@ -33,10 +33,10 @@ class RunFacts(FederationCallback):
         (run.folder / "run.json").write_text(json.dumps(facts, indent=1) + "\n")
 
     def on_fit_end(self, run: RunView) -> None:
-        """Write it again: only now it is known how many rounds there are."""
+        """Write the file again, with the final number of rounds."""
         self.on_fit_start(run)
 
 
 def lengths(phases: Sequence[Phase]) -> list[dict[str, Any]]:
-    """Names of phases and how long they are."""
+    """Names and lengths of phases."""
     return [{"phase": one.name, **({"epochs": one.epochs} if one.epochs is not None else {"steps": one.steps})} for one in phases]

@@ -1,4 +1,4 @@
-"""What a run was played with, in a few words that loggers can put into columns."""
+"""Hyperparameters of a run, in short values that loggers can show in columns."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,15 +10,15 @@ from lightning_fed.callbacks.lines import networks
 from lightning_fed.core.phased_module import Phase
 
 Word = bool | int | float | str
-"""What every logger can take."""
+"""Types that every logger accepts."""
 
 TOLD_OTHERWISE = {"backbone", "num_classes", "task"}
-"""Options of a method that need no word of their own."""
+"""Options of a method that are not listed separately."""
 
 
 class Hyperparameters(FederationCallback):
-    """Tells each logger what is played, before the first round: a run that is stopped has been told of, too. TensorBoard, which
-    has a table for it, is told by :class:`.TensorBoardPage`.
+    """Passes the hyperparameters to each logger before the first round, so that stopped runs have them, too. For TensorBoard, which
+    has a table for them, see :class:`.TensorBoardPage`.
     """
 
     def on_fit_start(self, run: RunView) -> None:
@@ -28,8 +28,8 @@ class Hyperparameters(FederationCallback):
 
 
 def hyperparameters(run: RunView) -> dict[str, Word]:
-    """Method, seed, data, clients, networks, learning rates and the method's own options, by dotted names: with slashes, the name
-    of one could be a folder of another where a logger keeps a file for each.
+    """Method, seed, data, clients, networks, learning rates and the method's own options, by dotted names. With slashes, a name
+    could be a folder of another one in loggers that write a file for each.
     """
     partition = run.data.partition
     found: dict[str, Any] = {
@@ -45,7 +45,9 @@ def hyperparameters(run: RunView) -> dict[str, Word]:
 
 
 def columns(run: RunView) -> dict[str, Word]:
-    """The same in as few columns as go on a screen, the same ones for every method: TensorBoard takes those of one run for all."""
+    """Hyperparameters in as few columns as fit on a screen, the same for every method: TensorBoard uses one run's columns for
+    all.
+    """
     words = hyperparameters(run)
     of_partition = {name.replace("partition.", ""): value for name, value in words.items() if name.startswith("partition.")}
     [first, *_] = [*run.model.phases(), None]
@@ -62,7 +64,7 @@ def columns(run: RunView) -> dict[str, Word]:
 
 
 def _phase_words(phase: Phase) -> dict[str, Word]:
-    """How long it is, and the numbers of its optimizer that are not zero."""
+    """Length of a phase, and the non-zero numbers of its optimizer."""
     length: dict[str, Word] = {"epochs": phase.epochs} if phase.epochs is not None else {"steps": phase.steps or 0}
     defaults = phase.optimizer(phase.parameters).defaults if phase.parameters else {}
     numbers = {name: value for name, value in defaults.items() if not isinstance(value, bool) and isinstance(value, int | float)}
@@ -74,7 +76,7 @@ def _is_own(option: str) -> bool:
 
 
 def _words(name: str, value: Any) -> Iterator[tuple[str, Word]]:
-    """Options under dotted names; a class by its own name. What is not given has no word."""
+    """Options under dotted names; a class by its name. Options that are not set are left out."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
             yield from _words(name if key in ("class_path", "init_args") else f"{name}.{key}", entry)
@@ -85,7 +87,7 @@ def _words(name: str, value: Any) -> Iterator[tuple[str, Word]]:
 
 
 def _plain(value: Any) -> Word:
-    """Without the types of the command line, which YAML would write as calls of their classes."""
+    """A value without the types of the command line, which YAML would write as constructor calls."""
     for kind in (bool, int, float):
         if isinstance(value, kind):
             return kind(value)

@@ -1,4 +1,4 @@
-"""What a run says while it runs, a line at a time: what a log keeps."""
+"""Messages of a run, line by line, as in a log."""
 
 import logging
 from collections.abc import Callable
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class StartLine(FederationCallback):
-    """What is being played, and where it is written: the first line of a run. Where something is private, how much."""
+    """Prints the run's settings and folder as its first line, and the privacy settings, if there are any."""
 
     def on_fit_start(self, run: RunView) -> None:
         where = str(run.folder) if run.folder is not None else "a run that is not written"
@@ -32,7 +32,7 @@ class StartLine(FederationCallback):
 
 
 class RoundLines(FederationCallback):
-    """A line per round and one at the end, for where no terminal shows a bar."""
+    """Prints a line per round and one at the end, without a terminal that shows a bar."""
 
     def __init__(self) -> None:
         self._start, self._first = 0.0, 0
@@ -41,7 +41,7 @@ class RoundLines(FederationCallback):
         self._start, self._first = monotonic(), run.round
 
     def on_round_end(self, run: RunView) -> None:
-        """Print what the round came to, what it took, and what the rest will take at this pace."""
+        """Print the round's result and duration, and the expected remaining time."""
         row, spent = run.history[-1], monotonic() - self._start
         pace = spent / (run.round - self._first)
         losses = [value for name, value in row.items() if name.startswith("train/") and name.endswith("loss")]
@@ -57,19 +57,19 @@ class RoundLines(FederationCallback):
 
 
 def monitor(run: RunView) -> str:
-    """The newest round's measure by which the method is judged."""
+    """The last round's monitored metric."""
     value = run.history[-1].get(run.monitored("test"))
     return f"{run.metric} {value:.4f}" if value is not None else f"{run.metric} not measured"
 
 
 def networks(run: RunView) -> str:
-    """What the clients' networks are called."""
+    """Names of the clients' networks."""
     return ", ".join(dict.fromkeys(network_name(factory) for factory in run.model.networks.factories))
 
 
 def network_name(factory: Callable[..., Any] | nn.Module | str) -> str:
-    """What a network is called: its class, also where a configuration or ``functools.partial`` binds arguments to it, or it is
-    there already; or what a dotted path ends in.
+    """The name of a network: its class, also if a configuration or ``functools.partial`` binds arguments to it, or if it is an
+    object; or the last part of a dotted path.
     """
     if isinstance(factory, nn.Module):
         return name_of(factory)

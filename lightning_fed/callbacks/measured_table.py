@@ -1,4 +1,4 @@
-"""What was measured of clients and global models, as the terminal shows it after ``fit``, ``validate`` and ``test``."""
+"""Metrics of clients and global models, as the terminal shows them after ``fit``, ``validate`` and ``test``."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,17 +15,17 @@ STAGES = {
     "after": "after aggregation, all clients",
     "fine_tuned": "fine-tuned, all clients",
 }
-"""What measurements of all clients are called, by the first part of their column; others by that part."""
+"""Names of evaluations of all clients, by the first part of their column; others have that part as their name."""
 
 
 def measured_table(run: RunView, kind: Split, metrics: Mapping[str, float], title: str) -> Table:
-    """The monitored metric, a row for each measurement and one for the trivial baseline. An arrow marks what is monitored.
+    """The monitored metric: a row for each evaluation and one for the trivial baseline. An arrow marks the monitored value.
 
     Args:
-        run: whose it is.
+        run: the run.
         kind: ``val`` or ``test``.
-        metrics: by column, as in ``metrics.csv``.
-        title: of the table.
+        metrics: metrics by column, as in ``metrics.csv``.
+        title: title of the table.
     """
     table = Table(title=title, caption="→ monitored", caption_justify="left")
     table.add_column(f"{kind} {run.metric}")
@@ -47,7 +47,7 @@ def measured_table(run: RunView, kind: Split, metrics: Mapping[str, float], titl
 
 
 def add_other_metrics(table: Table, run: RunView, kind: Split, metrics: Mapping[str, float]) -> None:
-    """Rows of what is not monitored, below it."""
+    """Add rows for the metrics that are not monitored."""
     found = (re.fullmatch(rf"[^/]+/{kind}_(.+?)(/mean)?", name) for name in metrics)
     for metric in dict.fromkeys(match[1] for match in found if match and "/" not in match[1]):
         if metric != run.metric:
@@ -58,7 +58,7 @@ def add_other_metrics(table: Table, run: RunView, kind: Split, metrics: Mapping[
 
 
 def measurements(run: RunView, kind: Split, metric: str, metrics: Mapping[str, float]) -> Iterator[tuple[str, tuple[float, ...]]]:
-    """The stages in which a metric was measured, with the mean, the worst and the best client, or, of a global model, its value."""
+    """The stages in which a metric was evaluated, with the clients' mean, worst and best value or a global model's value."""
     rises = metric != "loss" and run.model.task.higher_is_better(metric, run.model.test_metrics)
     if metric == run.metric:
         rises = run.model.higher_is_better
@@ -76,11 +76,11 @@ def measurements(run: RunView, kind: Split, metric: str, metrics: Mapping[str, f
 
 
 def named(stage: str, of_clients: bool) -> str:
-    """What a measurement is called."""
+    """The name of an evaluation."""
     words = stage.replace("_", " ")
     return STAGES.get(stage, words) if of_clients else f"{words}, everybody's data"
 
 
 def shown(metric: str, value: float) -> str:
-    """A value, as people write it."""
+    """A value as text."""
     return f"{100 * value:.2f} %" if metric == "accuracy" else f"{value:.4f}"

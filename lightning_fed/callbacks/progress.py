@@ -1,4 +1,4 @@
-"""What a person sees in the terminal."""
+"""Output on the terminal."""
 
 import logging
 import shlex
@@ -44,7 +44,7 @@ class ProgressBar(FederationCallback):
         self._progress.start()
 
     def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
-        """Move a little within the round, so that a long one is seen to live."""
+        """Advance within the round, so that a long round shows progress."""
         assert self._progress is not None
         self._turns += 1
         size = len(run.server.cohort)
@@ -61,28 +61,28 @@ class ProgressBar(FederationCallback):
         self._progress.update(self._task, completed=run.round, status=self._accuracy)
 
     def on_fit_end(self, run: RunView) -> None:
-        """Make room for what is printed at the end."""
+        """Remove the bar before the final output."""
         self.teardown(run)
 
     def teardown(self, run: RunView) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
 
 
 class Summary(FederationCallback):
-    """The table at the end of a run."""
+    """Prints the table at the end of a run."""
 
     def on_fit_end(self, run: RunView) -> None:
-        """Print what was reached, beside the trivial baseline, and what it cost."""
+        """Print the results, beside the trivial baseline, and the costs."""
         console = Console()
         console.print(summary_table(run))
         for line in (*what_next(run), *where_to_look(run)):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def on_measure_end(self, run: RunView, metrics: dict[str, float]) -> None:
-        """Print what ``validate`` or ``test`` found."""
+        """Print the results of ``validate`` or ``test``."""
         if run.folder is not None:
             log.info(f"Measured: {run.folder}")
         kind: Split = "val" if any("/val_" in name for name in metrics) else "test"
@@ -92,7 +92,7 @@ class Summary(FederationCallback):
 
 
 def what_next(run: RunView) -> Iterator[str]:
-    """The reference that sharing has to beat, as a command where one would play it."""
+    """The command of the local baseline that sharing has to beat, where it makes sense."""
     config = run.folder / "config.yaml" if run.folder is not None else None
     if run.model.local_baseline and run.model.local_baseline != run.method and config is not None and config.is_file():
         yield "What is the sharing worth? The same clients alone:"
@@ -100,7 +100,7 @@ def what_next(run: RunView) -> Iterator[str]:
 
 
 def where_to_look(run: RunView) -> Iterator[str]:
-    """The command or place that shows what each logger has."""
+    """The command or place that shows each logger's data."""
     for logger in run.loggers:
         if isinstance(logger, TensorBoardLogger):
             yield shlex.join(["tensorboard", "--logdir", str(Path(logger.log_dir))])
@@ -126,7 +126,7 @@ def summary_table(run: RunView) -> Table:
     table.add_row("parameters sent, up + down", amount(last["traffic/total_parameters"]))
     table.add_row("bytes sent, up + down", amount(last["traffic/total_bytes"]))
     table.add_row("training FLOPs", f"{last['compute/total_flops']:.3g}")
-    # participants are measured in the turns in which they train
+    # participants are evaluated in the turns in which they train
     training, measuring = (sum(row.get(f"seconds/{stage}", 0.0) for row in run.history) for stage in ("fit", "evaluate"))
     table.add_row("seconds training", grouped(training, 1))
     often = {0: "at the end", 1: "each round"}.get(run.evaluate_every, f"every {ordinal(run.evaluate_every)}")

@@ -14,17 +14,17 @@ from lightning_fed.storage.disk import move_aside, naming
 
 
 class MetricsTable(FederationCallback):
-    """Keeps ``metrics.csv``, a row per round, and ``clients.csv``, a row per client as last measured.
+    """Writes ``metrics.csv``, a row per round, and ``clients.csv``, a row per client from its last evaluation.
 
-    A round's row is appended; a kill leaves whole lines. Only new columns, which come with the first measurement, have the table
-    written anew.
+    A round's row is appended; a kill leaves complete lines. The table is only rewritten for new columns, which come with the first
+    evaluation.
     """
 
     def __init__(self) -> None:
         self._columns: list[str] = []
 
     def on_fit_start(self, run: RunView) -> None:
-        """Begin with the rounds that a continued run has behind it."""
+        """Start with the rounds of a continued run."""
         self._columns = columns_of(run.history)
         if run.folder is not None and run.history:
             write_table(run.folder / "metrics.csv", run.history)
@@ -43,13 +43,13 @@ class MetricsTable(FederationCallback):
 
 
 def client_rows(run: RunView) -> Iterable[dict[str, Any]]:
-    """What is known of each client and what was last measured."""
+    """Information about each client and its last metrics."""
     majority, names = run.data.majority_accuracy(), run.data.client_names
     for client in run.clients:
         named = {} if names is None else {"name": names[client.id]}
         sizes = {"client": client.id, "train": client.num_train, "val": client.num_val, "test": client.num_test}
         trivial = {} if majority is None else {"majority_accuracy": majority[client.id].item()}
-        measured = run.results.get(client.id, {})  # of a client whose turn was lost there is nothing
+        measured = run.results.get(client.id, {})  # empty for a client whose turn was lost
         row = sizes | named | trivial
         yield row | {name: value for name, value in measured.items() if name.startswith(MEASURED)}
 
@@ -60,11 +60,11 @@ def columns_of(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write rows as CSV, aside first: the file is there as a whole, or as it was before. A folder of its name is moved out of the
-    way.
+    """Write rows as CSV to another file and rename it, so that the file is complete or unchanged. A folder of that name is
+    renamed.
     """
     columns = columns_of(rows)
-    aside = path.with_name(".table.csv")  # the same for all tables: what a kill leaves there is replaced when a run goes on
+    aside = path.with_name(".table.csv")  # the same for all tables: leftovers of a kill are replaced
     with naming(path):
         aside.write_text(_lines([dict(zip(columns, columns, strict=True)), *rows], columns), newline="")
     if path.is_dir():
@@ -73,7 +73,7 @@ def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def append_row(path: Path, row: dict[str, Any], columns: Sequence[str]) -> None:
-    """Add a line to a table that has these columns, in one write. On a disk that is full the table stays as it was."""
+    """Append a line to a table with these columns, in one write. On a full disk the table does not change."""
     line = _lines([row], columns).encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
     try:

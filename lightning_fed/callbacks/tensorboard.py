@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class TensorBoardFigures(FederationCallback):
-    """Who holds which labels, at the start; a box plot of the clients' accuracy, now and then.
+    """Draws the clients' labels at the start, and a box plot of the clients' accuracy from time to time.
 
     Args:
-        every: draw the box plot every that many rounds, and after the last one.
+        every: draw the box plot every so many rounds, and after the last one.
     """
 
     def __init__(self, every: int = 10) -> None:

@@ -155,8 +155,8 @@ def check_form(update: ClientUpdate, *needed: str) -> None:
     for name, value in update.metrics.items():
         if not (name.isprintable() and 0 < len(name) <= LONGEST_NAME):
             raise FederationError(
-                f"{what} has a metric named {shown(name)}: give it a name of at most {LONGEST_NAME} characters in one line, for it "
-                "becomes a column of tables."
+                f"{what} has a metric named {shown(name)}: give it a name of at most {LONGEST_NAME} characters in one line, "
+                "because it becomes a column of tables."
             )
         if name in COUNTED and not (_is_number(value) and value >= 0):
             raise FederationError(f"{what} has the metric {name!r} = {shown(value)}, expected a finite number, 0 or more.")
@@ -195,7 +195,7 @@ def _oddity(tensor: object) -> str | None:
     if not isinstance(tensor, Tensor):
         return f"{type(tensor).__name__}"
     if type(tensor) not in (Tensor, nn.Parameter):
-        return f"{type(tensor).__name__}, which is a tensor of its own kind"
+        return f"{type(tensor).__name__}, which is a subclass of tensor"
     if tensor.is_meta:
         return "meta tensor, which holds no numbers"
     if tensor.layout != torch.strided or tensor.is_nested:
@@ -205,7 +205,7 @@ def _oddity(tensor: object) -> str | None:
     if tensor.device.type != "cpu":
         return f"tensor on {tensor.device}"
     if tensor.requires_grad:
-        return "tensor that remembers how it was computed (detach it)"
+        return "tensor that requires gradients (detach it)"
     return _memory_oddity(tensor)
 
 
@@ -215,8 +215,8 @@ def _memory_oddity(tensor: Tensor) -> str | None:
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
             if stride < end:
-                return "tensor whose values share their places (an expanded one, say; clone it)"
+                return "tensor whose values share memory (an expanded one, for example; clone it)"
             end += stride * (size - 1)
     if tensor.numel() and tensor.untyped_storage().nbytes() < (tensor.storage_offset() + end) * tensor.element_size():
-        return "tensor whose memory was given back"
+        return "tensor whose memory has been freed"
     return None

@@ -43,8 +43,7 @@ class FineTuning:
             raise FederationError(f"fine_tuning has epochs={self.epochs} and steps={self.steps}: give one of them.")
         if self.length() and module.has_own_gradients:
             raise FederationError(
-                f"{type(module).__name__} has a training step of its own, and fine-tuning before measuring has another: leave "
-                "fine_tuning out."
+                f"{type(module).__name__} has a training step of its own, which fine-tuning does not use: leave fine_tuning out."
             )
         if self.when == "last" and not self.length():
             raise FederationError("fine_tuning has when=last, but nothing is tuned: say for how long with epochs or steps.")

@@ -65,12 +65,12 @@ class Phase:
         except FederationError:
             raise
         except ValueError as error:
-            raise FederationError(f"The optimizer of phase {self.name!r} takes no such settings: {error}.") from error
+            raise FederationError(f"The optimizer of phase {self.name!r} refuses its settings: {error}.") from error
         closure = inspect.signature(optimizer.step).parameters.get("closure")
         if closure is not None and closure.default is closure.empty:
             raise FederationError(
-                f"The optimizer of phase {self.name!r} is {type(optimizer).__name__}, which asks for the loss again within a step: "
-                "take one that steps on gradients, SGD or AdamW, say."
+                f"The optimizer of phase {self.name!r} is {type(optimizer).__name__}, which needs a closure that computes the loss "
+                "again: use one that does not, such as SGD or AdamW."
             )
         return optimizer
 

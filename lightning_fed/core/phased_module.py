@@ -80,7 +80,7 @@ class PhasedModule(L.LightningModule):
         self.accumulate = accumulate
         if accumulate > 1:
             if self.has_own_gradients or not self.accumulates:
-                why = "has a training step of its own" if self.has_own_gradients else "computes more of a batch than a mean"
+                why = "has a training step of its own" if self.has_own_gradients else "has a loss that is not a mean over examples"
                 raise FederationError(
                     f"accumulate is {accumulate}, but {type(self).__name__} {why}: leave accumulate out, and make batches larger."
                 )
@@ -191,7 +191,7 @@ class PhasedModule(L.LightningModule):
         parameters = dict(self.named_parameters())
         if strange := [name for name in moments if name.split("/")[-2] not in parameters]:
             raise FederationError(
-                f"The private state for {type(self).__name__} has moments of what is no parameter: {strange[0]!r}."
+                f"The private state for {type(self).__name__} has optimizer state of {strange[0]!r}, which is not a parameter."
             )
         self.moments = moments
 
@@ -209,7 +209,7 @@ class PhasedModule(L.LightningModule):
                 )
         if any(isinstance(callback, LearningRateFinder) for callback in self.trainer.callbacks):  # type: ignore[attr-defined]
             raise FederationError(
-                f"lr_find moves the optimizer of a module that has one, and {type(self).__name__} has one per phase: compare rates "
+                f"lr_find needs a module with a single optimizer, and {type(self).__name__} has one per phase: compare rates "
                 "on validation data, by the tune of a sweep."
             )
         return super().configure_callbacks()

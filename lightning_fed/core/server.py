@@ -247,7 +247,7 @@ class Server:
             all(getattr(kind, hook) is getattr(Server, hook) for hook in plain)
             and self.combine is mean_of_updates
             and type(self.update) in (ServerUpdate, OptimizerUpdate),
-            f"{given} its server is more than a mean of what clients send, and how much one of them changes it is not known: "
+            f"{given} its server is more than a mean of what clients send, and it is not known how much one of them changes it: "
             "choose a method such as FedAvg, FedPer or PFedLoRA, and no aggregation.",
         )
         require(len(self.state) > 0, f"{given} its clients send nothing: there is nothing to protect.")

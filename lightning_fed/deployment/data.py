@@ -1,4 +1,4 @@
-"""What a server knows of data that stay at their sites."""
+"""Information at the server about data that stay at their sites."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from lightning_fed.errors import FederationError
 
 
 class DataAtSites(FederatedDataModule):
-    """What a server knows of data that lie elsewhere: sizes and label counts, when the sites have described them."""
+    """Data at sites, of which a server knows sizes and label counts once the sites have described them."""
 
     at_hand = False
 
@@ -36,14 +36,14 @@ class DataAtSites(FederatedDataModule):
         self._checksum = ""
 
     def refuse_what_needs_them(self, model: FederatedModule) -> None:
-        """Raises :class:`FederationError` for a method that cannot do without."""
+        """Raises :class:`FederationError` for a method that needs the data."""
         if model.centralized:
             self.pooled()
         if isinstance(model, PublicDistillation):
             self.public_set()
 
     def described(self, sites: Sequence[SiteDescription]) -> None:
-        """Take in what the sites say, in order of the clients."""
+        """Store the descriptions of the sites, in order of the clients."""
         self._clients = [replace(site.info, num_clients=len(sites)) for site in sites]
         checksum = 0
         for site in sites:
@@ -56,12 +56,12 @@ class DataAtSites(FederatedDataModule):
 
     @property
     def num_labels(self) -> int:
-        """How many labels the sites count; as many as there are classes before they have said it."""
+        """Number of labels that the sites count; before they are described, the number of classes."""
         return len(self._clients[0].label_counts) if self._clients else self.num_classes
 
     @property
     def num_clients(self) -> int:
-        """How many sites there are."""
+        """Number of sites."""
         return len(self._clients)
 
     def setup(self, stage: str | None = None) -> None: ...
@@ -74,7 +74,7 @@ class DataAtSites(FederatedDataModule):
 
     def pooled(self) -> ClientDataModule:
         raise FederationError(
-            "Everybody's data in one place are asked for, and they stay at their sites: choose a method that trains at the clients "
+            "The method asks for the pooled data, which stay at their sites: choose a method that trains at the clients "
             "(CentralizedLoRA does not)."
         )
 
@@ -82,4 +82,4 @@ class DataAtSites(FederatedDataModule):
         raise FederationError("The method needs public data at the server, and there are no data: choose another method.")
 
     def _loaded(self) -> SharedTensors:
-        raise FederationError("The data are at their sites: nothing of them can be looked at here.")
+        raise FederationError("The data are at their sites and not available here.")

@@ -1,4 +1,4 @@
-"""The server's side of turns at sites: messages go out, and answers are waited for."""
+"""The engine for turns at sites: it sends messages to the sites and waits for their answers."""
 
 import logging
 import time
@@ -40,7 +40,7 @@ from lightning_fed.tensors import State
 log = logging.getLogger(__name__)
 
 TRIES = 2
-"""How often a site is asked that answers with an error, or not at all."""
+"""Maximum number of attempts with a site that answers with an error, or not at all."""
 
 
 T = TypeVar("T")
@@ -48,13 +48,13 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class _Message(Generic[T]):
-    """A message to a site, and what came of it.
+    """A message to a site, and its result.
 
     Args:
-        client: whose site.
-        pack: makes it, anew if it goes out again.
-        read: makes something of the answer's head and tensors, and refuses what is none.
-        ends: when it is too late for an answer.
+        client: client of the site.
+        pack: creates the message, anew for each attempt.
+        read: converts the answer's head and tensors, and refuses invalid ones.
+        ends: deadline of the answer.
     """
 
     client: int
@@ -62,17 +62,17 @@ class _Message(Generic[T]):
     read: Callable[[dict[str, Any], State, str], T]
     ends: float
     tries: int = 0
-    message_id: str | None = None  # while it is under way
+    message_id: str | None = None  # while it is being answered
     answer: T | None = None
     failure: str | None = None
-    trouble: str = ""  # that it has had so far
+    trouble: str = ""  # errors so far
 
     @property
     def is_done(self) -> bool:
         return self.answer is not None or self.failure is not None
 
     def take(self, answer: bytes | Broken) -> None:
-        """Read what came, and see whether it is to be asked for again."""
+        """Read an answer, and determine whether the message has to be sent again."""
         self.message_id = None
         if isinstance(answer, Broken):
             self.trouble = escaped(answer.why)
@@ -84,7 +84,7 @@ class _Message(Generic[T]):
                 if counted(head, "client", whose) != self.client:
                     raise FederationError(f"{whose} message is of client {head['client']}.")
                 kind = read_field(head, "answer", str, whose)
-                if kind == "refused":  # which a second time would be refused, too
+                if kind == "refused":  # a second attempt would be refused, too
                     self.failure = escaped(read_field(head, "why", str, whose))
                     return
                 if kind == "failed":
@@ -99,17 +99,17 @@ class _Message(Generic[T]):
 
 
 class Sites(Engine):
-    """Has turns carried out at sites. Private states stay there; in their place the server's store has the round that a client's is
-    of, so that checkpoints refer to states at sites as they refer to states here, and sites learn which are still referred to.
+    """Runs turns at sites, which keep their private states. The server's store only has the round of each client's private state,
+    so that checkpoints refer to states at sites as they refer to local ones, and sites learn which are still needed.
 
     Args:
-        link: carries messages.
-        count: how many clients there are, each with a site of its own.
-        settings: what must be the same at all sites.
-        wait: seconds until all sites must be online and have said what they have, at the start.
-        deadline: seconds that the turns of a phase of a round may take; a turn that takes longer is lost.
-        quorum: share of a phase's turns that must arrive; below it the run ends.
-        poll: seconds between looks for answers.
+        link: transports messages.
+        count: number of clients, each with its own site.
+        settings: settings that must be the same at all sites.
+        wait: seconds until all sites must be online and have described their data, at the start.
+        deadline: seconds that the turns of a phase of a round may take; slower turns are lost.
+        quorum: share of a phase's turns that must arrive; with fewer the run ends.
+        poll: seconds between checks for answers.
     """
 
     def __init__(
@@ -127,15 +127,15 @@ class Sites(Engine):
         self._sites: list[SiteDescription] = []
         self._opened: tuple[str, ClientStore, Worker] | None = None
         self._frozen = ""
-        self._statistics: dict[float | None, State] = {}  # of which a version of the model has so many
+        self._statistics: dict[float | None, State] = {}  # by size of the model
         self._asked = self._lost = 0  # turns of the phase
-        self._refused: Turn | None = None  # the last whose update the server did not take
+        self._refused: Turn | None = None  # the last turn whose update the server refused
 
     def clients(self, data: FederatedDataModule) -> Sequence[ClientInfo]:
-        """Wait until all sites are there, and ask them what they have.
+        """Wait until all sites are online, and ask them for the descriptions of their data.
 
         Raises:
-            FederationError: naming those that are not there, or the first that refuses and why.
+            FederationError: names the sites that are not online, or the first one that refuses and why.
         """
         if not isinstance(data, DataAtSites):
             raise FederationError(f"The engine Sites got {type(data).__name__}, but data are at the sites: give DataAtSites(data).")
@@ -154,13 +154,13 @@ class Sites(Engine):
         if len(lengths) > 1:
             raise FederationError(
                 f"Some sites count {lengths[0]} labels and others {lengths[-1]}: the data must have the same classes at all sites. "
-                "Where they are found in files, say which there are (data.init_args.classes)."
+                "If they are determined from files, list them (data.init_args.classes)."
             )
         data.described(self._sites)
         return data.clients
 
     def open(self, spec: WorkerSpec, states: ClientStore) -> None:
-        """Give the run a name, or find that of the run that is continued."""
+        """Create an id for the run, or find that of the continued run."""
         named = states.find(SERVER)
         if named is None:
             named = {"run": torch.tensor(list(uuid.uuid4().bytes), dtype=torch.uint8)}
@@ -170,8 +170,8 @@ class Sites(Engine):
         self._frozen, self._statistics = frozen_checksum(worker.template), {}
 
     def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
-        """One update per turn, or what became of it. All turns are sent at once; the answers that have come wait here. That a site
-        has another private state is noted when its update has been taken: if the server refuses it, the turn never happened.
+        """Yield an update, or a failure, per turn. All turns are sent at once, and answers are collected here. That a site has a
+        new private state is recorded once its update is accepted: if the server refuses it, the turn never happened.
 
         Raises:
             FederationError: if fewer than the quorum arrive.
@@ -186,7 +186,7 @@ class Sites(Engine):
         for turn in asked:
             message = waiting[0]
             self._finish(message, waiting)
-            waiting.popleft()  # and with it the update, when it has been merged
+            waiting.popleft()  # releases the merged update, too
             if message.answer is None:
                 yield self._lose(turn, str(message.failure))
                 continue
@@ -196,7 +196,7 @@ class Sites(Engine):
                 states.put(turn.client.id, {"round": torch.tensor(turn.round)}, turn.round)
 
     def refused(self, turn: Turn, error: FederationError) -> TurnFailure:
-        """The turn is lost, as if its site had not answered. Raises :class:`FederationError` below the quorum."""
+        """Treat the turn as lost, as if its site had not answered. Raises :class:`FederationError` below the quorum."""
         self._refused = turn
         return self._lose(turn, escaped(str(error)))
 
@@ -211,7 +211,7 @@ class Sites(Engine):
         return TurnFailure(turn.client.id, why)
 
     def close(self) -> None:
-        """The sites hear nothing of it; they wait for the next message."""
+        """Nothing to do: the sites wait for the next message."""
         self._opened = None
         self._statistics = {}
 
@@ -223,12 +223,12 @@ class Sites(Engine):
         client = turn.client.id
         turn = replace(
             turn, last_round=turn.last_round if client in states else 0
-        )  # without a private state there is nothing to start from
+        )  # without a private state, the client starts from the initial one
         held, data = tuple(sorted(states.rounds(client))), self._sites[client].data
         return TurnRequest(run, turn, held, data, self._frozen).pack(self.settings)
 
     def _read_update(self, turn: Turn, head: dict[str, Any], tensors: State, whose: str) -> tuple[ClientUpdate, bool]:
-        """The update, checked as far as the run does not do it."""
+        """The update, after checks that the run does not make."""
         assert self._opened is not None
         update, keeps = unpack_update(head, tensors, whose)
         info, template = self._sites[turn.client.id].info, self._opened[2].template
@@ -273,7 +273,7 @@ class Sites(Engine):
             time.sleep(self.poll)
 
     def _finish(self, message: _Message[Any], waiting: Collection[_Message[Any]]) -> None:
-        """Wait for an answer, and see to the others meanwhile."""
+        """Wait for an answer, and handle the other messages meanwhile."""
         while True:
             self._see_to(waiting)
             if message.is_done:
@@ -281,7 +281,7 @@ class Sites(Engine):
             time.sleep(self.poll)
 
     def _see_to(self, messages: Collection[_Message[Any]]) -> None:
-        """Send what has to be sent, take what has come, give up what takes too long."""
+        """Send messages that are due, read answers, and give up messages whose deadline has passed."""
         undone = [message for message in messages if not message.is_done]
         online = self.link.online() if any(message.message_id is None for message in undone) else ()
         for message in undone:
@@ -302,10 +302,10 @@ class Sites(Engine):
 
 
 def is_too_good(metric: Metric, value: float) -> bool:
-    """Whether a metric cannot have a value: it is better than the best there is, which torchmetrics knows. What that says of the
-    worst is not always so: a coefficient of determination may be less than 0.
+    """Whether a metric is better than its best possible value, by torchmetrics. The bound of the worst value is not checked,
+    because it is not always correct: a coefficient of determination may be less than 0.
     """
     lower_is_better = metric.higher_is_better is False
     best = metric.plot_lower_bound if lower_is_better else metric.plot_upper_bound
-    tolerance = 1e-6  # of a mean in float32
+    tolerance = 1e-6  # for a mean in float32
     return best is not None and (value < best - tolerance if lower_is_better else value > best + tolerance)

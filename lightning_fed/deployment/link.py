@@ -1,4 +1,4 @@
-"""What carries messages between a server and sites."""
+"""The interface of the transport between a server and sites."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Broken:
-    """A message, or its answer, came to nothing on the way.
+    """A message or its answer that was lost in transport.
 
     Args:
-        why: for people.
-        away: whether the site was not there: the message then goes out again when it is.
+        why: the reason, for messages.
+        away: whether the site was offline; the message is then sent again when it is online.
     """
 
     why: str
@@ -19,18 +19,18 @@ class Broken:
 
 
 class Link(ABC):
-    """Carries messages to the sites of clients, and their answers back. It vouches for who answers: nobody else than whose key is
-    registered for the client.
+    """Transports messages to the sites of clients, and their answers back. It guarantees that an answer comes from the holder of
+    the key that is registered for the client.
     """
 
     @abstractmethod
     def online(self) -> Collection[int]:
-        """The clients whose sites are there now."""
+        """The clients whose sites are online."""
 
     @abstractmethod
     def send(self, client: int, message: bytes, seconds: float) -> str | Broken:
-        """Send a message, which is of use for so long; returns an id, under which to ask for the answer."""
+        """Send a message that expires after ``seconds``; returns an id to ask for the answer."""
 
     @abstractmethod
     def poll(self, message_id: str) -> bytes | Broken | None:
-        """The answer, handed out once; None: not yet."""
+        """The answer, returned only once; None: not yet available."""

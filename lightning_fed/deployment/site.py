@@ -1,4 +1,4 @@
-"""A site: it has one client's data, networks and private states, and carries out what a server asks."""
+"""A site: it holds one client's data, networks and private states, and runs the turns that a server requests."""
 
 import logging
 import traceback
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class OneClient(FederatedDataModule):
-    """One client of some data, under the number that it has in a federation."""
+    """One client of a data module, with its id in a federation."""
 
     def __init__(self, data: FederatedDataModule, place: int, id: int) -> None:
         super().__init__(
@@ -59,26 +59,26 @@ class OneClient(FederatedDataModule):
 
 
 class SiteStore:
-    """A client's private states, by run and round: a turn starts from that of the round which the server has merged last. What a
-    turn leaves lies beside it until the server says that this one was merged, by asking for it: a turn whose update was lost, came
-    late or was merged by a server that then died never happened.
+    """A client's private states, by run and round. A turn starts from the state of the round that the server merged last. A turn's
+    new state is kept beside it until the server asks for it, which confirms that the turn was merged: a turn whose update was lost
+    or late, or was merged by a server that then died, never happened.
 
     Args:
-        folder: where they lie: ``<run>/round_000007-1a2b3c4d.safetensors``, with the CRC-32 of the file.
+        folder: folder of the states: ``<run>/round_000007-1a2b3c4d.safetensors``, with the CRC-32 of the file.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def get(self, run: str, round: int) -> State:
-        """The state after a round. Raises :class:`FederationError` if there is none, or if its file is damaged."""
+        """The state after a round. Raises :class:`FederationError` if it does not exist, or if its file is damaged."""
         found = self._files(run).get(round)
         if found is None:
             raise FederationError(f"there is no private state of round {round} of this run in {self.folder}")
         return read_state(found.parent, FileRecord(file=found.name, bytes=found.stat().st_size, crc32=int(found.stem[-8:], 16)))
 
     def put(self, run: str, round: int, state: State) -> None:
-        """Keep the state after a round; it is on the disk when this returns."""
+        """Store the state after a round; it is on the disk when this returns."""
         folder = self.folder / run
         folder.mkdir(parents=True, exist_ok=True)
         before = self._files(run).get(round)
@@ -91,7 +91,7 @@ class SiteStore:
         sync_folder(folder)
 
     def keep(self, run: str, rounds: Collection[int]) -> None:
-        """Drop the states of all other rounds of the run."""
+        """Delete the states of all other rounds of the run."""
         for round, path in self._files(run).items():
             if round not in rounds:
                 path.unlink()
@@ -102,18 +102,18 @@ class SiteStore:
 
 
 class Site:
-    """Answers a server's messages for one client, and for no other.
+    """Answers a server's messages for one client.
 
-    What is asked of it is checked before anything is computed: the same model, seed and versions as here, the client of this site,
-    the data that it has described, a private state that it has. What goes wrong in a turn is printed here; the server hears only
-    what kind of error it was, for a message could quote data.
+    Before anything is computed, a request is checked: it must have the same model, seed and versions, the client of this site, the
+    described data, and an existing private state. Errors of a turn are printed here; the server only gets the kind of the error,
+    because a message could quote data.
 
     Args:
-        spec: makes the worker; its data have the one client.
-        client: its number.
-        settings: what the server must have, too.
-        folder: where private states are kept.
-        keep: what to do with the client's model each time that it has been measured, given the round: the model as it was measured.
+        spec: creates the worker; its data have only this client.
+        client: id of the client.
+        settings: settings that the server must have, too.
+        folder: folder of the private states.
+        keep: called with the client's model and the round after each evaluation; gets the evaluated model.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Site:
         refuse_single_examples(self._worker.template, spec.data, [self.info], spec.seed)
 
     def answer(self, message: bytes) -> bytes:
-        """Do what a message asks, and say what came of it."""
+        """Handle a message and return the answer."""
         try:
             head, tensors = unpack(message, "The server's")
             if (client := counted(head, "client", "The server's")) != self.client:
@@ -148,16 +148,14 @@ class Site:
                 return SiteDescription(self.info, self._data).pack()
             request = TurnRequest.unpacked(head, tensors)
             if request.data != self._data:
-                raise FederationError("the data are others than those that this run began with")
+                raise FederationError("the data differ from those that this run started with")
             if request.frozen != self._frozen:
-                raise FederationError(
-                    "what is frozen of the network, a pretrained one perhaps, has other weights than the server's"
-                )
+                raise FederationError("the frozen part of the network, perhaps pretrained, has other weights than the server's")
             private = self.store.get(request.run, request.turn.last_round) if request.turn.last_round else None
         except FederationError as error:
             log.error(f"Refused: {escaped(str(error))}")
             return pack({"answer": "refused", "client": self.client, "why": str(error)})
-        except Exception as error:  # a message may be anything
+        except Exception as error:  # messages are untrusted
             return self._failed(error)
         try:
             return self._run_turn(request, private)
@@ -165,7 +163,7 @@ class Site:
             return self._failed(error)
 
     def _failed(self, error: Exception) -> bytes:
-        """Say here what went wrong, and elsewhere what kind of error it was."""
+        """Print an error here, and answer with its kind."""
         if isinstance(error, FederationError):
             log.error(f"{error}")
         else:

@@ -1,6 +1,6 @@
-"""What server and sites say to each other: safetensors with a line of JSON, of which nothing is unpickled.
+"""Messages between server and sites: safetensors with a line of JSON; nothing is unpickled.
 
-A message is a safetensors file: tensors, and in its metadata the head, which says what is asked or answered.
+A message is a safetensors file. Its metadata hold the head, which says what is requested or answered.
 """
 
 import json
@@ -25,17 +25,17 @@ from lightning_fed.formatting import shown
 from lightning_fed.tensors import State
 
 PROTOCOL = 1
-"""Number of the language; both sides must speak the same."""
+"""Version of the protocol, which must be the same on both sides."""
 
 T = TypeVar("T")
 
 
 def pack(head: Mapping[str, Any], tensors: State | None = None) -> bytes:
-    """A message.
+    """Create a message.
 
     Args:
-        head: what JSON can say.
-        tensors: by name; whatever they share in memory or how they lie there does not travel.
+        head: values that JSON can express.
+        tensors: tensors by name; shared memory and memory layouts are not preserved.
     """
     own = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in (tensors or {}).items()}
     return safetensors.torch.save(own, metadata={"head": json.dumps({"protocol": PROTOCOL, **head})})
@@ -45,14 +45,14 @@ def unpack(message: bytes, whose: str) -> tuple[dict[str, Any], State]:
     """Head and tensors of a message.
 
     Raises:
-        FederationError: if it is none.
+        FederationError: if it is not a valid message.
     """
     try:
         size = int.from_bytes(message[:8], "little")
         head = json.loads(json.loads(message[8 : 8 + size])["__metadata__"]["head"])
         protocol = head["protocol"]
         tensors = safetensors.torch.load(message)
-    except Exception as error:  # of JSON, of safetensors in Rust, of torch: anyone may have written these bytes
+    except Exception as error:  # of JSON, safetensors or torch: the bytes are untrusted
         raise FederationError(f"{whose} message cannot be read ({type(error).__name__}: {error}).") from error
     if protocol != PROTOCOL:
         raise FederationError(
@@ -63,7 +63,7 @@ def unpack(message: bytes, whose: str) -> tuple[dict[str, Any], State]:
 
 
 def read_field(head: Mapping[str, Any], key: str, kind: type[T], whose: str) -> T:
-    """An entry of a head. Raises :class:`FederationError` if it is of another type, or not there."""
+    """An entry of a head. Raises :class:`FederationError` if it has another type, or is missing."""
     value = head.get(key)
     if kind is float and type(value) is int and abs(value) <= sys.float_info.max:
         value = float(value)
@@ -73,7 +73,7 @@ def read_field(head: Mapping[str, Any], key: str, kind: type[T], whose: str) -> 
 
 
 def counted(head: Mapping[str, Any], key: str, whose: str) -> int:
-    """A number from 0 of a head, such as arrays and floats can hold."""
+    """A non-negative integer of a head, within the range of arrays and floats."""
     if not is_count(number := read_field(head, key, int, whose)):
         raise FederationError(f"{whose} message has {key} = {shown(number)}, expected a number from 0.")
     return number
@@ -84,11 +84,11 @@ def counted(head: Mapping[str, Any], key: str, whose: str) -> int:
 
 @dataclass(frozen=True)
 class VerbSettings:
-    """What must be the same at the server and at all sites.
+    """Settings that must be the same at the server and at all sites.
 
     Args:
-        settings: by name: of the model, the seed, what trains and how data are fed, as JSON has them.
-        versions: of the libraries that decide numbers.
+        settings: settings by name, in the form of JSON: the model, the seed, training options and data options.
+        versions: versions of the libraries that affect results.
     """
 
     settings: dict[str, Any]
@@ -96,14 +96,14 @@ class VerbSettings:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "VerbSettings":
-        """With what is installed here."""
+        """The settings with the versions that are installed here."""
         return cls(json.loads(json.dumps(settings)), installed())
 
     def refuse_other(self, head: Mapping[str, Any]) -> None:
-        """Compare with what a server says of itself.
+        """Compare with the settings that a server sends.
 
         Raises:
-            FederationError: naming the keys that differ.
+            FederationError: names the keys that differ.
         """
         theirs = VerbSettings(
             read_field(head, "settings", dict, "The server's"), read_field(head, "versions", dict, "The server's")
@@ -120,12 +120,12 @@ class VerbSettings:
 
     @property
     def head(self) -> dict[str, Any]:
-        """As a message has it."""
+        """The settings as the head of a message."""
         return {"settings": self.settings, "versions": self.versions}
 
 
 def installed() -> dict[str, str]:
-    """Versions of what decides numbers. Builds of the same version (``+cpu``, ``+cu128``) are not told apart."""
+    """Versions of the libraries that affect results. Builds of the same version (``+cpu``, ``+cu128``) are not distinguished."""
     found = {"lightning-fed": __version__}
     for name in ("torch", "lightning", "torchvision", "transformers", "peft"):
         try:
@@ -136,8 +136,8 @@ def installed() -> dict[str, str]:
 
 
 def frozen_checksum(module: FederatedModule) -> str:
-    """Checksum of what of a module never travels and never learns, a pretrained network say: it must be the same everywhere, and
-    nobody would notice if it were not.
+    """Checksum of a module's tensors that are neither sent nor trained, such as a pretrained network. They must be the same
+    everywhere, and a difference would go unnoticed.
     """
     checksum = 0
     for name, tensor in sorted(module.state_dict().items()):
@@ -152,14 +152,14 @@ def frozen_checksum(module: FederatedModule) -> str:
 
 @dataclass(frozen=True)
 class TurnRequest:
-    """What a site is to do, beside what it knows itself.
+    """What a site is asked to do.
 
     Args:
-        run: name of the run, under which the site keeps private states.
-        turn: what to do. Of the client, only id, model_size and how many clients there are have been said.
-        held: rounds of which the server may still ask for the client's private state, if it is continued from a checkpoint.
+        run: id of the run, under which the site stores private states.
+        turn: the turn. Its client only has the id, model_size and the number of clients.
+        held: rounds whose private state the server may still request, if it continues from a checkpoint.
         data: checksum of the client's data, as the site described them.
-        frozen: checksum of what is neither sent nor learned, see :func:`frozen_checksum`.
+        frozen: checksum of what is neither sent nor trained, see :func:`frozen_checksum`.
     """
 
     run: str
@@ -169,7 +169,7 @@ class TurnRequest:
     frozen: str
 
     def pack(self, settings: VerbSettings) -> bytes:
-        """As a message."""
+        """The request as a message."""
         turn, broadcast = self.turn, self.turn.broadcast
         head = {"ask": "turn", **settings.head, "run": self.run, "held": self.held}
         head |= {"data": self.data, "frozen": self.frozen}
@@ -180,11 +180,11 @@ class TurnRequest:
 
     @classmethod
     def unpacked(cls, head: Mapping[str, Any], tensors: State) -> "TurnRequest":
-        """Out of a message. Raises :class:`FederationError` for anything that is not as :meth:`pack` writes it."""
+        """The request in a message. Raises :class:`FederationError` for anything that :meth:`pack` does not write."""
         whose = "The server's"
         run, held = read_field(head, "run", str, whose), read_field(head, "held", list, whose)
         verb = read_field(head, "verb", str, whose)
-        if not re.fullmatch("[0-9a-f]{32}", run):  # it becomes the name of a folder
+        if not re.fullmatch("[0-9a-f]{32}", run):  # used as the name of a folder
             raise FederationError(f"{whose} message names the run {shown(run)}, expected 32 hexadecimal digits.")
         if verb not in ("fit", "evaluate", "compute_statistics"):
             raise FederationError(f"{whose} message asks a site to {shown(verb)}, expected fit, evaluate or compute_statistics.")
@@ -216,20 +216,20 @@ class TurnRequest:
 
 @dataclass(frozen=True)
 class SiteDescription:
-    """What a site says of its client's data."""
+    """A site's description of its client's data."""
 
     info: ClientInfo
     data: str
 
     def pack(self) -> bytes:
-        """As a message."""
+        """The description as a message."""
         names = ("num_train", "num_val", "num_test")
         sizes = {name: getattr(self.info, name) for name in names}
         return pack({"answer": "described", "client": self.info.id, **sizes, "labels": self.info.label_counts, "data": self.data})
 
     @classmethod
     def unpacked(cls, head: Mapping[str, Any], tensors: State, whose: str) -> "SiteDescription":
-        """Out of a message. Raises :class:`FederationError` for anything that is not as :meth:`pack` writes it."""
+        """The description in a message. Raises :class:`FederationError` for anything that :meth:`pack` does not write."""
         sizes = [counted(head, name, whose) for name in ("client", "num_train", "num_val", "num_test")]
         labels, data = read_field(head, "labels", list, whose), read_field(head, "data", str, whose)
         if not all(map(is_count, labels)) or sum(labels) != sizes[1] or sizes[1] == 0:
@@ -244,15 +244,15 @@ def pack_update(update: ClientUpdate, keeps: bool) -> bytes:
     """An update as a message.
 
     Args:
-        update: what the client sends.
-        keeps: whether the turn left it a private state, which it keeps.
+        update: the client's update.
+        keeps: whether the client has a new private state after the turn.
     """
     head = {"answer": "update", "client": update.client, "num_examples": update.num_examples, "metrics": update.metrics}
     return pack(head | {"keeps": keeps}, update.state)
 
 
 def unpack_update(head: Mapping[str, Any], tensors: State, whose: str) -> tuple[ClientUpdate, bool]:
-    """What :func:`pack_update` packed. Raises :class:`FederationError` for anything else; what is in it has not been checked."""
+    """Inverse of :func:`pack_update`. Raises :class:`FederationError` for anything else; the contents are not checked."""
     metrics = read_field(head, "metrics", dict, whose)
     values = {name: read_field(metrics, name, float, whose) for name in metrics}
     update = ClientUpdate(counted(head, "client", whose), counted(head, "num_examples", whose), tensors, values)

@@ -1,1 +1,1 @@
-"""Comparisons: what is played, and tables and pictures of it. Nothing here waits for torch."""
+"""Comparisons: the runs of sweeps, and tables and pictures of them. Nothing here loads torch."""

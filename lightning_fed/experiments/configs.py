@@ -1,4 +1,4 @@
-"""The configurations that come with the package, found by name wherever one is."""
+"""The configurations that come with the package, which can be given by name."""
 
 import difflib
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 from lightning_fed.errors import FederationError
 
 SWEEP = ".sweep"
-"""How names of comparisons end."""
+"""Suffix of names of comparisons."""
 
 
 def shipped() -> dict[str, Path]:
-    """Files by name, as ``quickstart``, ``quickstart.sweep`` and ``feddecomp/cifar10``, folder by folder."""
+    """Files by name, such as ``quickstart``, ``quickstart.sweep`` and ``feddecomp/cifar10``, folder by folder."""
     package = Path(__file__).parents[1]
     installed, checkout = package / "configs", package.parent / "configs"
     folder = installed if installed.is_dir() else checkout
@@ -19,11 +19,11 @@ def shipped() -> dict[str, Path]:
 
 
 def found(given: Path | str, ending: str = "") -> Path:
-    """The file that somebody means: one of their own, or one that comes along, with or without ``configs/`` and ``.yaml``.
+    """The file that is meant: a user's own, or one that comes with the package, with or without ``configs/`` and ``.yaml``.
 
     Args:
         given: a path, or a name of :func:`shipped`.
-        ending: what a name without ``.yaml`` may leave out: ``.sweep`` where a comparison is asked for.
+        ending: what a name without ``.yaml`` may omit: ``.sweep`` for comparisons.
 
     Raises:
         FederationError: if there is neither.
@@ -43,7 +43,7 @@ def found(given: Path | str, ending: str = "") -> Path:
 
 
 def about(path: Path) -> str:
-    """What a configuration says that it is: the first sentence of its comment, after the command in its first line."""
+    """The description of a configuration: the first sentence of its comment, after the command in its first line."""
     lines = path.read_text().splitlines()
     comment = [line.removeprefix("#").strip() for line in lines if line.startswith("#")]
     text = " ".join(" ".join(line for line in comment if not line.startswith("lightning-fed ")).split())

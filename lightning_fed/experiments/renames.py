@@ -1,4 +1,4 @@
-"""Options and metrics that have another name now: whoever uses the old one is told the new one."""
+"""Renamed options and metrics: errors for an old name suggest the new one."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ OPTIONS = {
     "test_file": "test_path",
     "train_file": "path",
 }
-"""Of configurations."""
+"""Renamed options of configurations."""
 
 METRICS = {
     "adapt/": "fine_tune/",
@@ -23,14 +23,14 @@ METRICS = {
     "headline": "monitor",
     "round/lost": "round/failed_clients",
 }
-"""Columns of tables, or what their names begin with."""
+"""Renamed columns of tables, or prefixes of them."""
 
 
 def new_name(name: str, renamed: Mapping[str, str]) -> str | None:
-    """What is called ``name`` no more; None if it never was.
+    """The new name of a renamed option or metric; None if it was not renamed.
 
     Args:
-        name: as it is given.
+        name: the given name.
         renamed: :data:`OPTIONS` or :data:`METRICS`.
     """
     old = next((old for old in renamed if name == old or (old.endswith("/") and name.startswith(old))), None)
@@ -38,6 +38,6 @@ def new_name(name: str, renamed: Mapping[str, str]) -> str | None:
 
 
 def hint(name: str, renamed: Mapping[str, str]) -> str:
-    """That, for the end of an error's sentence; empty if there is none."""
+    """The new name as the end of an error message; empty if it was not renamed."""
     new = new_name(name, renamed)
     return f" (it is called {new} now)" if new else ""

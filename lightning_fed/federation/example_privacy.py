@@ -85,23 +85,23 @@ def refuse_what_tells_of_examples(model: FederatedModule, data: FederatedDataMod
     kind, given = type(model), f"{type(model).__name__} got privacy of examples, but"
     require(
         not model.has_own_gradients and kind.client_step is FederatedModule.client_step and model.accumulate == 1,
-        f"{given} its step is not one down the gradient of a loss: leave accumulate out, or {CHOOSE}",
+        f"{given} its training step is not a plain gradient step: leave accumulate out, or {CHOOSE}",
     )
     require(
         kind.payload is SharedStateMixin.payload and kind.update_state is SharedStateMixin.update_state,
-        f"{given} clients send something else than parameters that they train: {CHOOSE}",
+        f"{given} clients do not only send parameters that they train: {CHOOSE}",
     )
     require(
         not model.has_post_training_step,
-        f"{given} it looks at the data once more when they have been trained on: {CHOOSE}",
+        f"{given} it passes over the data once more after training: {CHOOSE}",
     )
     require(
         not any(isinstance(layer, _BatchNorm) for layer in model.modules()),
-        f"{given} its network has batch norm, in which examples meet: give one without (norm: group of ResNets).",
+        f"{given} its network has batch norm, which mixes examples: give one without (norm: group of ResNets).",
     )
     require(
         model.task.adds_up and getattr(model.task.loss, "weight", None) is None,
-        f"{given} its loss is no plain mean over examples: leave class weights out; partial likelihoods cannot be private.",
+        f"{given} its loss is not a plain mean over examples: leave class weights out; partial likelihoods cannot be private.",
     )
     clips = model.gradient_clip is not None or any(phase.gradient_clip is not None for phase in model.phases())
     require(not clips, f"{given} gradient_clip is set, too: privacy.clip bounds each example's gradient, leave gradient_clip out.")

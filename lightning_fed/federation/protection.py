@@ -69,8 +69,8 @@ def protect(
     )
     require(
         privacy.noise == "seeded" or (settings.patience is None and not settings.stop_at_target and settings.budget is None),
-        "Got privacy with secret noise and patience, stop_at_target or budget: when a run ends would tell of clients what no noise "
-        "hides; give rounds alone.",
+        "Got privacy with secret noise and patience, stop_at_target or budget: the end of the run would reveal something about "
+        "clients that no noise hides; set only rounds.",
     )
     block = asdict(privacy) | {"key": None, "clients": clients, "rate": rate}
     noise: Noise = SeededNoise(settings.seed)

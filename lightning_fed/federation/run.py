@@ -93,7 +93,7 @@ class Run:
         self.evaluate_every = who.rounds_for_everybody if settings.evaluate_every is None else settings.evaluate_every
         if settings.patience is not None and not any(client.num_val for client in self.clients):
             raise FederationError(
-                f"patience is {settings.patience}, but no client has validation data, which it goes by: set the data's val_share."
+                f"patience is {settings.patience}, but no client has validation data, which it needs: set the data's val_share."
             )
         if isinstance(model, PublicDistillation):
             data.public_set()  # raises an error with instructions if there is none

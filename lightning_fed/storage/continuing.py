@@ -59,7 +59,7 @@ def check_goes_on(
             "sums may differ in their last bits. Set OMP_NUM_THREADS, or the engine's threads."
         )
     if different := differences(manifest.settings, settings):
-        log.warning(f"Checkpoint {checkpoint.path} was made with {'; '.join(different)}. What is computed now is this run's.")
+        log.warning(f"Checkpoint {checkpoint.path} was made with {'; '.join(different)}. The run continues with its own settings.")
     what = f"The server state of checkpoint {checkpoint.path}"
     check_fits(checkpoint.server, server, what)
     check_dtypes(checkpoint.server, server, what, ": continue with the precision of that run.")

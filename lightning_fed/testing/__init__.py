@@ -1,4 +1,4 @@
-"""The tests that every method of this package passes, for methods from elsewhere.
+"""The tests that every method of this package passes, for your own methods.
 
 In a test file::
 
@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-if "pytest" in sys.modules:  # so that it says what was compared
+if "pytest" in sys.modules:  # so that failed assertions show the compared values
     import pytest
 
     pytest.register_assert_rewrite("lightning_fed.testing.checks", "lightning_fed.testing.compare")
@@ -39,7 +39,7 @@ __all__ = ["Check", "check_method", "checks_of"]
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """One property of one method: raises :class:`AssertionError`, or what the method raises, if it does not hold."""
+    """A property of a method. Calling it raises :class:`AssertionError`, or the method's error, if the property does not hold."""
 
     property: Callable[[Subject, Path], None]
     subject: Subject
@@ -55,20 +55,20 @@ class Check:
 def checks_of(
     method: type[FederatedModule] | Subject, data: Callable[..., FederatedDataModule] | None = None, **options: Any
 ) -> Sequence[Check]:
-    """What a method must keep, one check per property. Together they take a few seconds; runs are played once for all of them.
+    """The properties that a method must have, one check for each. Together they take a few seconds; they share their runs.
 
     Args:
-        method: the class. It is made with the keywords ``backbone`` (a tiny network for images of 3×4×4 pixels, or a list of two
-            where the class says that it is heterogeneous), ``num_classes=4`` and ``optimizer`` (SGD with momentum).
-        data: makes data that the method can train on, given ``num_clients`` and ``size``; None: tiny images.
-        **options: more arguments of the method, or others than these.
+        method: the class. It is created with the keywords ``backbone`` (a tiny network for images of 3×4×4 pixels, or a list of two
+            if the class is heterogeneous), ``num_classes=4`` and ``optimizer`` (SGD with momentum).
+        data: creates data that the method can train on, given ``num_clients`` and ``size``. None: tiny images.
+        **options: further arguments of the method, or replacements of these.
     """
     if isinstance(method, Subject):
         subject = method
     else:
         network = [Net, WideNet] if method.heterogeneous else Net
         given = {"backbone": network, "num_classes": CLASSES, "optimizer": momentum} | options
-        # Where data or network are of another kind, the network with batch norm, for tiny images, cannot be had.
+        # With other data or networks, the network with batch norm for tiny images cannot be used.
         subject = Subject(partial(method, **given), data or new_data, data is None and "backbone" not in options)
     unfit = () if subject.any_network else OF_ANY_NETWORK
     return [Check(check, subject) for check in CHECKS if check not in unfit]
@@ -77,10 +77,10 @@ def checks_of(
 def check_method(
     method: type[FederatedModule] | Subject, data: Callable[..., FederatedDataModule] | None = None, **options: Any
 ) -> None:
-    """Check all that :func:`checks_of` lists, which has the same arguments, and print a line for each.
+    """Run all checks of :func:`checks_of`, which has the same arguments, and print a line for each.
 
     Raises:
-        ExceptionGroup: with an exception for each check that failed, which says which one it was.
+        ExceptionGroup: with an exception for each failed check, which names the check.
     """
     failures: list[Exception] = []
     checks = checks_of(method, data, **options)
@@ -99,8 +99,8 @@ def check_method(
 
 
 def _said(error: Exception) -> str:
-    """What went wrong, in a line; of what neither a check nor the library says, also what kind of error it is and where it was."""
-    said = str(error).partition("\n")[0]  # pytest adds lines to an assertion's
+    """An error in a line; if neither a check nor the library raised it, with its type and location."""
+    said = str(error).partition("\n")[0]  # pytest appends lines to an assertion's message
     if isinstance(error, AssertionError | FederationError) and said:
         return said
     frame = traceback.extract_tb(error.__traceback__)[-1]

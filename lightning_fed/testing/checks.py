@@ -1,4 +1,4 @@
-"""What every method must keep, whatever it does: each function here is one property of a method."""
+"""The properties that every method must have: each function here checks one of them."""
 
 import math
 from collections.abc import Set
@@ -31,7 +31,7 @@ from lightning_fed.testing.watch import Counting, InterruptInRound, Recording
 
 
 def _assert_names(found: Set[str], expected: Set[str], what: str) -> None:
-    """Raise :class:`AssertionError` with the names that lack, or are too many."""
+    """Raise :class:`AssertionError` with missing and unexpected names."""
     lacking, besides = sorted(expected - found), sorted(found - expected)
     said = [f"lacks {listed(lacking)}"] * bool(lacking) + [f"has {listed(besides)} besides"] * bool(besides)
     assert not said, f"{what} {' and '.join(said)}."
@@ -41,12 +41,12 @@ def _assert_names(found: Set[str], expected: Set[str], what: str) -> None:
 
 
 def shared_private_gathered_and_frozen_are_disjoint_and_cover_the_state(subject: Subject, folder: Path) -> None:
-    """A frozen tensor is in neither part, unless the method says that it travels or stays."""
+    """A frozen tensor is in neither part, unless the method declares it shared or private."""
     _check_parts(subject.modules())
 
 
 def parts_of_a_network_with_batch_norm_are_disjoint_and_cover_it(subject: Subject, folder: Path) -> None:
-    """Running statistics and counters belong somewhere, too."""
+    """Running statistics and counters belong to a part, too."""
     _check_parts(subject.modules(backbone=NoisyNet))
 
 
@@ -72,7 +72,7 @@ def _id(module: FederatedModule) -> int:
 
 
 def states_fit_back_in(subject: Subject, folder: Path) -> None:
-    """What is taken out of a module can be put back, and then is what it was."""
+    """State that is taken out of a module can be loaded again, unchanged."""
     for module in subject.modules():
         before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
         shared, private, statistics = module.shared_state(), module.private_state(), module.statistics()
@@ -90,7 +90,7 @@ def states_fit_back_in(subject: Subject, folder: Path) -> None:
 
 
 def a_run_leaves_its_mark(subject: Subject, folder: Path) -> None:
-    """Losses are finite, everybody is measured, and who took part has another model than before."""
+    """Losses are finite, all clients are evaluated, and the models of participants have changed."""
     federation, engine, _ = subject.recorded
     assert len(federation.run.history) == 2, f"{len(federation.run.history)} rounds have metrics, expected 2."
     for row in federation.run.history:
@@ -112,14 +112,14 @@ def a_run_leaves_its_mark(subject: Subject, folder: Path) -> None:
 
 
 def participants_of(federation: Federation, round: int) -> int:
-    """How many clients take part in a round: two of three, unless the method says it."""
+    """Number of participants of a round: two of three clients, unless the method chooses them."""
     run = federation.run
     chosen = run.model.cohort(run.clients, round, federation.seed)
     return 1 if run.model.centralized else 2 if chosen is None else len(chosen)
 
 
 def no_private_name_crosses_the_wire(subject: Subject, folder: Path) -> None:
-    """Neither down, nor up, nor into the server's checkpoint."""
+    """Neither in broadcasts, nor in updates, nor in the server's checkpoint."""
     federation, engine, _ = subject.recorded
     private = set().union(*(module.private_names() for module in subject.modules()))
     measured = [turn.client.id for turn in engine.turns if turn.verb == "evaluate" and turn.client.id >= 0]
@@ -128,7 +128,7 @@ def no_private_name_crosses_the_wire(subject: Subject, folder: Path) -> None:
     fits = sum(turn.verb == "fit" for turn in engine.turns)
     assert fits == participants, f"{fits} turns were trained in two rounds, expected {participants}."
     for turn, update in zip(engine.turns, engine.updates, strict=True):
-        # What the server does with a model of its own crosses no wire.
+        # Turns of the server's own models are not sent.
         if turn.client.id >= 0 or federation.run.model.centralized:
             _assert_public(turn.broadcast.state, private, f"the broadcast to client {turn.client.id} in round {turn.round}")
         if update.client >= 0:
@@ -142,8 +142,8 @@ def _assert_public(state: State, private: Set[str], where: str) -> None:
 
 
 def a_partly_frozen_network_with_batch_norm_is_trained(subject: Subject, folder: Path) -> None:
-    """Or refused, by a message that says why. What is frozen stays as it was drawn and crosses no wire, and all that is kept can be
-    written to a checkpoint.
+    """Or it is refused with a message that says why. Frozen tensors keep their initial values and are not sent, and all state can
+    be written to a checkpoint.
     """
     engine = Recording()
     federation = new_federation(1, run_dir=folder, participation=0.7, evaluate_every=0, engine=engine)
@@ -168,7 +168,7 @@ def a_partly_frozen_network_with_batch_norm_is_trained(subject: Subject, folder:
 
 
 def an_update_looks_like_the_broadcast_or_a_part_of_it(subject: Subject, folder: Path) -> None:
-    """In names, and in shapes not larger; where a payload varies, neither has anything of the module but what is shared."""
+    """In names, and in shapes not larger; with a dynamic payload, neither has private entries of the module."""
     federation, engine, _ = subject.recorded
     varies, shared = federation.run.model.dynamic_payload, federation.run.model.shared_names()
     own = federation.run.model.state_dict().keys()
@@ -188,8 +188,9 @@ def an_update_looks_like_the_broadcast_or_a_part_of_it(subject: Subject, folder:
 
 
 def another_order_memory_and_measuring_change_nothing(subject: Subject, folder: Path) -> None:
-    """Nor does playing it again: a turn depends on no other one of its round, private states are all that stays with a client, and
-    being measured leaves nothing behind. If a run differs, each of :data:`VARIATIONS` is tried alone, to say which it is.
+    """Repeating a run gives the same result: a turn does not depend on other turns of its round, only private states stay with a
+    client, and evaluation leaves nothing behind. If a run differs, each of :data:`VARIATIONS` is tried separately to find the
+    cause.
     """
     federation, *_ = subject.recorded
     if differing := _unlike(subject.varied[0], federation):
@@ -202,7 +203,7 @@ def another_order_memory_and_measuring_change_nothing(subject: Subject, folder: 
 
 
 def _unlike(run: Federation, recorded: Federation) -> list[str]:
-    """In what two runs differ, but for the round that they would select, and what measuring has cost."""
+    """Where two runs differ, except for the selected round and the costs of evaluation."""
     rows = zip(without_seconds(recorded.run.history), without_seconds(run.run.history), strict=True)
     other = ("selected/", "fine_tune/total_")
     differing = unequal_ends(run, recorded)
@@ -212,14 +213,14 @@ def _unlike(run: Federation, recorded: Federation) -> list[str]:
 
 
 def another_seed_gives_other_numbers(subject: Subject, folder: Path) -> None:
-    """Something is random."""
+    """The method depends on the seed."""
     other, federation = subject.fit(rounds=1, seed=1), subject.recorded[0]
     one, same_round = without_seconds(federation.run.history)[0], without_seconds(other.run.history)[0]
     assert one != same_round, "All metrics of the first round are the same with the seeds 0 and 1."
 
 
 def who_does_not_take_part_keeps_its_private_state(subject: Subject, folder: Path) -> None:
-    """Bit for bit; that of the others changes, where there is one."""
+    """Bit for bit; that of participants changes, if they have one."""
     federation, _, watch = subject.recorded
     [before, after], [_, cohort] = watch.states, watch.cohorts
     expected = participants_of(federation, 2)
@@ -235,8 +236,8 @@ def who_does_not_take_part_keeps_its_private_state(subject: Subject, folder: Pat
 
 
 def who_never_took_part_has_nothing_stored(subject: Subject, folder: Path) -> None:
-    """Being measured leaves nothing behind."""
-    _, watch = subject.varied  # in which all are measured after the first round
+    """Evaluation leaves nothing behind."""
+    _, watch = subject.varied  # evaluates all clients after the first round
     assert len(watch.cohorts[0]) < len(subject.new_data().clients), "Everybody took part in the first round: nobody is absent."
     strangers = sorted(watch.states[0].keys() - watch.cohorts[0])
     kept = {client: listed(sorted(watch.states[0][client])) for client in strangers}
@@ -244,8 +245,8 @@ def who_never_took_part_has_nothing_stored(subject: Subject, folder: Path) -> No
 
 
 def an_unseen_client_is_personalized_and_leaves_no_trace(subject: Subject, folder: Path) -> None:
-    """Who is never trained with takes no turn that is merged, and nothing of it stays: the server is that of a federation in which
-    it is only measured.
+    """A client that never takes part in training has no merged turn, and nothing of it is stored: the server is that of a
+    federation in which the client is only evaluated.
     """
     engine = Recording()
     run = subject.fit(rounds=3, participation=1.0, evaluate_every=1, unseen=[2], engine=engine).run
@@ -284,7 +285,7 @@ def a_round_may_have_any_number_of_clients(subject: Subject, folder: Path) -> No
 
 
 def a_robust_rule_combines_what_is_sent_or_is_refused(subject: Subject, folder: Path) -> None:
-    """Where a server takes a mean of models that are all alike, it can as well take the median, entry by entry."""
+    """If the server averages models with the same tensors, it can also take the median, entry by entry."""
     engine = Recording()
     try:
         run = subject.fit(rounds=1, participation=1.0, engine=engine, aggregation=Median()).run
@@ -300,7 +301,7 @@ def a_robust_rule_combines_what_is_sent_or_is_refused(subject: Subject, folder: 
 
 
 def a_clients_share_is_bounded_or_privacy_is_refused(subject: Subject, folder: Path) -> None:
-    """The server moves by no more than the clip norm in a round; a method of which that cannot be said is refused."""
+    """The server changes by at most the clip norm in a round; a method for which that is unknown is refused."""
     clip, servers = 0.01, ServerStates()
     privacy = ClientDP(clip=clip, delta=0.1, noise_multiplier=0.0)
     try:
@@ -337,7 +338,7 @@ EMPTY_SECOND = 16
 
 
 class ServerStates(FederationCallback):
-    """Keeps what the server has after each round."""
+    """Stores the server's state after each round."""
 
     def __init__(self) -> None:
         self.states: list[State] = []
@@ -347,7 +348,7 @@ class ServerStates(FederationCallback):
 
 
 def steps_cost_as_much_on_the_meta_device(subject: Subject, folder: Path) -> None:
-    """Where those of large networks are counted. A method that looks at numbers has to say so, by ``flops_on_meta = False``."""
+    """The FLOPs of large networks are counted there. A method that reads tensor values must set ``flops_on_meta = False``."""
     if subject.make().flops_on_meta:
         data, engines = subject.data(num_clients=2, size=40), (Counting(small=0), Counting(small=math.inf))
         costs = [new_federation(1, engine=engine).fit(subject.make(), data)[0]["compute/flops"] for engine in engines]
@@ -360,7 +361,7 @@ def steps_cost_as_much_on_the_meta_device(subject: Subject, folder: Path) -> Non
 
 
 def an_interrupted_run_continues_as_if_nothing_had_happened(subject: Subject, folder: Path) -> None:
-    """From the checkpoint of the round before."""
+    """It resumes from the checkpoint of the previous round."""
     try:
         subject.fit(run_dir=folder, callbacks=[InterruptInRound(2)])
     except KeyboardInterrupt:
@@ -373,7 +374,7 @@ def an_interrupted_run_continues_as_if_nothing_had_happened(subject: Subject, fo
 
 
 def the_last_checkpoint_is_measured_as_the_run_was(subject: Subject, folder: Path) -> None:
-    """``test`` and ``validate`` find what ``fit`` found."""
+    """``test`` and ``validate`` give the results of ``fit``."""
     run = subject.fit(run_dir=folder, trainer=new_trainer).run
     federation = new_federation(2, run_dir=folder, participation=0.7, trainer=new_trainer)
     for verb, kind in ((federation.test, "test"), (federation.validate, "val")):
@@ -390,7 +391,7 @@ def the_last_checkpoint_is_measured_as_the_run_was(subject: Subject, folder: Pat
 
 
 def a_clients_module_predicts_what_was_measured(subject: Subject, folder: Path) -> None:
-    """For use elsewhere; where accuracy is what is measured."""
+    """For use elsewhere; only if accuracy is the metric."""
     federation, *_ = subject.recorded
     for client, result in federation.run.results.items():
         data = federation.run.data.client(client)
@@ -427,4 +428,4 @@ CHECKS = (
 )
 
 OF_ANY_NETWORK = parts_of_a_network_with_batch_norm_are_disjoint_and_cover_it, a_partly_frozen_network_with_batch_norm_is_trained
-"""Those that give the method another network."""
+"""Checks that give the method another network."""

@@ -1,4 +1,4 @@
-"""Whether two states, or two runs, are the same, bit for bit; and in what they are not."""
+"""Bitwise comparison of states and of runs, and lists of differences."""
 
 from collections.abc import Callable, Collection, Sequence
 
@@ -10,16 +10,16 @@ from lightning_fed.storage.manifest import Metrics
 from lightning_fed.tensors import State
 
 SHOWN = 5
-"""How many of what differs a message names."""
+"""Maximum number of differences that a message names."""
 
 
 def same(one: State, other: State) -> bool:
-    """Equal names and equal bits."""
+    """Whether names and bits are equal."""
     return not unequal(one, other)
 
 
 def unequal(one: State, other: State) -> list[str]:
-    """The names of tensors that differ, or that only one of two states has."""
+    """Names of tensors that differ, or that only one of two states has."""
     names = sorted(one.keys() | other.keys())
     return [name for name in names if name not in one or name not in other or not torch.equal(one[name], other[name])]
 
@@ -40,7 +40,7 @@ def server_client_states(federation: Federation) -> dict[int, State]:
 
 
 def assert_same(one: Federation, other: Federation) -> None:
-    """Two runs found the same, bit for bit."""
+    """Assert that two runs have the same results, bit for bit."""
     ours, theirs = without_seconds(one.run.history), without_seconds(other.run.history)
     assert len(ours) == len(theirs), f"One run has {len(ours)} rounds, the other {len(theirs)}."
     rows = zip(ours, theirs, strict=True)
@@ -49,7 +49,7 @@ def assert_same(one: Federation, other: Federation) -> None:
 
 
 def unequal_ends(one: Federation, other: Federation) -> list[str]:
-    """In what two runs did not end alike, bit for bit: what was measured last, what the server has and keeps, what clients keep."""
+    """Differences of two runs at their end, bit for bit: last metrics, the server's states, the clients' states."""
     differing = [f"{name} of the server" for name in unequal(one.run.server.state_dict(), other.run.server.state_dict())]
     kinds: list[tuple[str, Callable[[Federation], dict[int, State]]]] = [
         ("{} of client {}", private_states),
@@ -72,19 +72,19 @@ def unequal_metrics(one: Metrics, other: Metrics, names: Collection[str] | None 
 
     Args:
         one: a row.
-        other: another.
-        names: of the metrics that count; None: all.
+        other: another row.
+        names: names of the metrics to compare. None: all.
     """
     counted = sorted(one.keys() | other.keys()) if names is None else names
     return [f"{name} in round {one['round']:.0f}" for name in counted if one.get(name) != other.get(name)]
 
 
 def without_seconds(history: list[Metrics]) -> list[Metrics]:
-    """The part of the metrics that two runs have in common."""
+    """The metrics without times, which differ between equal runs."""
     return [{name: value for name, value in row.items() if not name.startswith("seconds/")} for row in history]
 
 
 def listed(places: Sequence[object]) -> str:
-    """The first of them, and how many more there are."""
+    """The first entries, and the number of others."""
     more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
     return ", ".join(map(str, places[:SHOWN])) + more

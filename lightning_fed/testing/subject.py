@@ -1,4 +1,4 @@
-"""A method that is checked, and the runs that its checks look at: each is played once."""
+"""A method under test, and the runs that its checks share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from lightning_fed.testing.watch import Recording, Shuffled
 
 
 class RoundStates(FederationCallback):
-    """Keeps who took part in each round, and everybody's private state after it."""
+    """Stores the participants of each round, and the private states of all clients after it."""
 
     def __init__(self) -> None:
         self.cohorts: list[set[int]] = []
@@ -40,16 +40,16 @@ VARIATIONS: dict[str, dict[str, Callable[[], Any]]] = {
     "with private states on disk": {"store_limit_mb": lambda: 1e-6},
     "measured after every round": {"evaluate_every": lambda: 1},
 }
-"""What changes no number of a run: options of the federation, and what makes them."""
+"""Variations that must not change results: options of the federation, and functions that create them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A method that is checked.
+    """A method under test.
 
     Args:
-        make: makes it, given options that replace its own.
-        data: makes data that it can train on, given ``num_clients`` and ``size``, the number of examples.
+        make: creates it, given options that replace its own.
+        data: creates data that it can train on, given ``num_clients`` and ``size``, the number of examples.
         any_network: whether it can train a network with batch norm and dropout, for images.
     """
 
@@ -58,24 +58,24 @@ class Subject:
     any_network: bool = True
 
     def new_data(self) -> FederatedDataModule:
-        """Three clients' data."""
+        """The data of three clients."""
         return self.data(num_clients=3, size=100)
 
     def fit(self, rounds: int = 2, **options: Any) -> Federation:
-        """Two of three clients in a round, measured at the end."""
+        """A run with two of three clients per round, evaluated at the end."""
         federation = new_federation(rounds, **{"participation": 0.7, "evaluate_every": 0} | options)
         federation.fit(self.make(), self.new_data())
         return federation
 
     @cached_property
     def recorded(self) -> tuple[Federation, Recording, RoundStates]:
-        """The run that the others are compared with; played once."""
+        """The run that others are compared with; cached."""
         engine, watch = Recording(), RoundStates()
         return self.fit(engine=engine, callbacks=[watch]), engine, watch
 
     @cached_property
     def varied(self) -> tuple[Federation, RoundStates]:
-        """The same run with all that should not matter, see :data:`VARIATIONS`; played once."""
+        """The same run with all variations of :data:`VARIATIONS`; cached."""
         watch = RoundStates()
         options = {name: make() for options in VARIATIONS.values() for name, make in options.items()}
         return self.fit(**options, callbacks=[watch]), watch

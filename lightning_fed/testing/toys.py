@@ -1,4 +1,4 @@
-"""Networks, data and federations small enough that a round takes a fraction of a second."""
+"""Networks, data and federations that are small enough for a round to take a fraction of a second."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ sgd = partial(torch.optim.SGD, lr=0.1)
 momentum = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
 new_trainer = partial(L.Trainer, accelerator="cpu", devices=1)
 quick_trainer = partial(new_trainer, limit_val_batches=0)
-"""Passes over validation data, which take as long as test data."""
+"""Evaluates on validation data, too, which takes as long as on test data."""
 
 
 class Net(Backbone):
@@ -55,14 +55,14 @@ class Net(Backbone):
 
 
 class WideNet(Net):
-    """Another architecture with as many features."""
+    """Another architecture with the same number of features."""
 
     def __init__(self, num_classes: int = CLASSES) -> None:
         super().__init__(num_classes, hidden=7)
 
 
 class NoisyNet(Net):
-    """With everything that differs between train and eval mode: batch norm, its integer counter, and dropout."""
+    """A network with all layers that differ between train and eval mode: batch norm, with its integer counter, and dropout."""
 
     def __init__(self, num_classes: int = CLASSES, width: float = 1.0) -> None:
         super().__init__(num_classes, width=width)
@@ -73,7 +73,7 @@ class NoisyNet(Net):
 
 
 class PartlyFrozenNet(NoisyNet):
-    """The same, of which the first layer does not learn."""
+    """The same network with a frozen first layer."""
 
     def __init__(self, num_classes: int = CLASSES, width: float = 1.0) -> None:
         super().__init__(num_classes, width=width)
@@ -90,7 +90,7 @@ class Growing(Partitioner):
 
 
 def new_data(num_clients: int = 4, size: int = 200, dtype: torch.dtype = torch.float32, **options: Any) -> InMemory:
-    """Noisy copies of one pattern per class, as floats: what the network sees is what is stored."""
+    """Noisy copies of one pattern per class, as floats, which the network gets unchanged."""
     stream = torch.Generator().manual_seed(1)
     labels = torch.arange(size) % CLASSES
     patterns = torch.randn(CLASSES, 3, 4, 4, generator=stream)
@@ -100,8 +100,8 @@ def new_data(num_clients: int = 4, size: int = 200, dtype: torch.dtype = torch.f
 
 
 def new_federation(rounds: int = 2, run_dir: Path | str | None = None, **options: Any) -> Federation:
-    """A silent federation on the CPU, which writes nothing unless it is told where, and measures on test data alone; on validation
-    data, too, with :data:`new_trainer`.
+    """A silent federation on the CPU. It writes nothing without ``run_dir``, and evaluates on test data only; with
+    :data:`new_trainer` on validation data, too.
     """
     settings: dict[str, Any] = {"logger": False, "progress": False, "trainer": quick_trainer} | options
     return Federation(rounds=rounds, run_dir=run_dir, **settings)

@@ -1,4 +1,4 @@
-"""Engines that keep what goes through them, or mix it up, and a callback that stops a run."""
+"""Engines that record or shuffle turns, and a callback that interrupts a run."""
 
 import random
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from lightning_fed.storage.client_store import ClientStore
 
 
 class Recording(InProcess):
-    """Keeps what goes down and up, and its worker."""
+    """Records turns, their updates, and its worker."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Recording(InProcess):
 
     @property
     def worker(self) -> Worker:
-        """What carried the turns out, also when the run is over."""
+        """The worker that ran the turns, also after the run."""
         assert self._worker is not None, "open() comes first"
         return self._worker
 
@@ -49,13 +49,13 @@ class Recording(InProcess):
         return [update for _, update in self.fits()]
 
     def fits(self, round: int | None = None) -> list[tuple[Turn, ClientUpdate]]:
-        """Fit turns and what came of them, of all rounds or of one."""
+        """Fit turns and their updates, of all rounds or of one."""
         pairs = zip(self.turns, self.updates, strict=True)
         return [(turn, update) for turn, update in pairs if turn.verb == "fit" and round in (None, turn.round)]
 
 
 class Counting(InProcess):
-    """Counts the FLOPs of networks with numbers, of those with more parameters than ``small`` on the meta device."""
+    """Counts the FLOPs of networks with values; those with more parameters than ``small`` are counted on the meta device."""
 
     def __init__(self, small: float) -> None:
         super().__init__()
@@ -68,18 +68,18 @@ class Counting(InProcess):
 
 
 class Shuffled(InProcess):
-    """Carries turns out in a random order."""
+    """Runs turns in a random order."""
 
     def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         waiting = list(turns)
         order = list(range(len(waiting)))
-        random.Random(4).shuffle(order)  # which exchanges also two, unlike some seeds
+        random.Random(4).shuffle(order)  # this seed also swaps two turns, unlike some others
         done = {place: next(iter(super(Shuffled, self).run([waiting[place]]))) for place in order}
         yield from (done[place] for place in range(len(waiting)))
 
 
 class InterruptInRound(FederationCallback):
-    """Somebody presses Ctrl-C after the round's first turn."""
+    """Simulates Ctrl-C after the round's first turn."""
 
     def __init__(self, round: int) -> None:
         self.round = round

@@ -241,8 +241,8 @@ def test_keys_are_read_as_flower_has_them() -> None:
     assert keys_in_pem(files[:2]) == {pem[0]: 0, pem[1]: 1}
     with pytest.raises(FederationError, match=r"2\.pub and 0\.pub are the same key: each site needs its own"):
         keys_in_pem(files[:3])
-    with pytest.raises(FederationError, match=r"3\.pub is a key of another kind than Flower knows"):
+    with pytest.raises(FederationError, match=r"3\.pub is a kind of key that Flower does not know"):
         keys_in_pem([files[3]])
     files[0].write_text("no key")
-    with pytest.raises(FederationError, match=r"0\.pub is no public key .*ssh-keygen -t ecdsa -b 384"):
+    with pytest.raises(FederationError, match=r"0\.pub is not a public key .*ssh-keygen -t ecdsa -b 384"):
         keys_in_pem(files)

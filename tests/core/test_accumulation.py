@@ -61,10 +61,10 @@ def test_prototypes_of_the_last_epoch_are_of_all_its_batches() -> None:
     ("name", "why"),
     [
         ("PF2LoRA", "has a training step of its own"),
-        ("PFedMe", "computes more of a batch"),
-        ("APFL", "computes more of a batch"),
-        ("FedKD", "computes more of a batch"),
-        ("PFedGate", "computes more of a batch"),
+        ("PFedMe", "has a loss that is not a mean"),
+        ("APFL", "has a loss that is not a mean"),
+        ("FedKD", "has a loss that is not a mean"),
+        ("PFedGate", "has a loss that is not a mean"),
     ],
 )
 def test_steps_of_a_kind_of_their_own_take_no_more_batches(name: str, why: str) -> None:

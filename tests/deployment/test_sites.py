@@ -299,7 +299,7 @@ def test_a_site_with_another_study_is_refused_before_its_first_turn(capsys: pyte
     ("changed", "message"),
     [
         ({"settings": VerbSettings({"seed_everything": 7}, STUDY.versions)}, "this is another study"),
-        ({"data": "00000000"}, "the data are others than those that this run began with"),
+        ({"data": "00000000"}, "the data differ from those that this run started with"),
     ],
 )
 def test_a_site_that_comes_back_as_another_is_refused(changed: dict[str, Any], message: str) -> None:
@@ -319,9 +319,7 @@ def test_another_pretrained_network_is_refused() -> None:
     """It never travels; here it is drawn with another seed."""
     link = linked("PF2LoRA")
     link.sites[1] = new_site("PF2LoRA", 1, seed=1)
-    with pytest.raises(
-        FederationError, match="what is frozen of the network, a pretrained one perhaps, has other weights than the ser"
-    ):
+    with pytest.raises(FederationError, match="the frozen part of the network, perhaps pretrained, has other weights than the ser"):
         fit("PF2LoRA", link, participation=1.0)
     assert not kept_at(link.sites[1])
 
@@ -633,7 +631,7 @@ def test_what_a_server_without_data_cannot_do_is_left_out_or_refused() -> None:
     assert fit("FedHM", linked("FedHM"), rounds=1).run.monitored("test") == "after/test_accuracy/mean"  # there is no global one
     for model, message in (
         (FedDF(Net, CLASSES, optimizer=momentum), "The method needs public data at the server, and there are no data"),
-        (new_method("CentralizedLoRA"), "Everybody's data in one place are asked for, and they stay at their sites"),
+        (new_method("CentralizedLoRA"), "The method asks for the pooled data, which stay at their sites"),
     ):
         assert isinstance(model, FedDF | CentralizedLoRA)
         with pytest.raises(FederationError, match=message):

@@ -261,7 +261,7 @@ def test_more_rounds_need_more_noise_for_the_same_epsilon(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("options", [{"patience": 1}, {"target": 0.5, "stop_at_target": True}, {"budget": 1.0}], ids=str)
 def test_when_a_run_ends_is_no_secret_and_must_not_tell_any(options: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(FederationError, match="when a run ends would tell of clients"):
+    with pytest.raises(FederationError, match="the end of the run would reveal something about"):
         fit(dp(noise="secret", key=tmp_path / "key"), evaluate_every=1, **options)
 
 

@@ -160,7 +160,7 @@ class CSVFiles(ScaledColumns, TableData):
         if self.problem == "binary" and self.num_labels != 2:
             found = ", ".join(map(repr, (self.class_names or range(self.num_labels))[:5]))
             raise FederationError(
-                f"{self.path} has {self.num_labels} classes in the column {self.target[0]!r} ({found}), but task binary is of two: "
+                f"{self.path} has {self.num_labels} classes in the column {self.target[0]!r} ({found}), but task binary needs two: "
                 "name both (--data.init_args.classes), or choose another task."
             )
         return table

@@ -113,7 +113,7 @@ def load_tokenizer(name: str, pads: bool = True, ends: bool = False) -> Any:
     try:
         tokenizer = load(folder) if folder.is_dir() else from_hub_or_cache(load, name)
     except FederationError as error:
-        raise FederationError(f"The tokenizer {name} is no folder, and {error} Set --data.init_args.tokenizer.") from error
+        raise FederationError(f"The tokenizer {name} is not a folder, and {error} Set --data.init_args.tokenizer.") from error
     except (OSError, ValueError, ImportError) as error:
         place = folder.absolute() if folder.is_dir() else name
         raise FederationError(

@@ -1,4 +1,4 @@
-"""Flower carries messages between the server and the sites; all that is done with them is done by processes of our own.
+"""Flower as the transport between the server and the sites; the computation is done by separate processes.
 
 Flower's two apps pass bytes on, each to a process on its own machine: the ServerApp to ``lightning-fed serve``, a site's ClientApp
 to ``lightning-fed join``.

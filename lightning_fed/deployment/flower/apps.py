@@ -1,6 +1,6 @@
-"""Flower's two apps: they pass bytes on, and import nothing that learns.
+"""Flower's two apps, which pass bytes on and import no machine-learning library.
 
-They run where Flower starts them: the ServerApp beside the SuperLink, a ClientApp at each site, in a new process for each message.
+Flower starts them: the ServerApp beside the SuperLink, a ClientApp at each site, in a new process for each message.
 """
 
 import json
@@ -24,7 +24,7 @@ client = ClientApp()
 
 @server.main()
 def pass_on_to_sites(grid: Grid, context: Context) -> None:
-    """Do what ``lightning-fed serve`` says, until it ends."""
+    """Do what ``lightning-fed serve`` requests, until it ends."""
     with connect(str(context.run_config["socket"])) as serve:
         while True:
             try:
@@ -34,14 +34,14 @@ def pass_on_to_sites(grid: Grid, context: Context) -> None:
                 return
             try:
                 answer, content = DEEDS[asked.pop("do")](grid, body, **asked)
-            except Exception as error:  # of Flower, or of the way to it: one message fails, not the run
+            except Exception as error:  # of Flower or the network: one message fails, not the run
                 answer, content = {"broken": f"{type(error).__name__}: {error}", "away": False}, b""
             serve.send_bytes(json.dumps(answer).encode())
             serve.send_bytes(content)
 
 
 def nodes(grid: Grid, body: bytes) -> tuple[dict[str, Any], bytes]:
-    """Who is there: ids by registered key."""
+    """The nodes that are online: ids by registered key."""
     now = time.time()
     there = [node for node in grid.get_nodes() if node.online_until > now]
     return {"nodes": {node.public_key.decode(): node.node_id for node in there}}, b""
@@ -54,7 +54,7 @@ def send(grid: Grid, body: bytes, node: int, seconds: float) -> tuple[dict[str, 
 
 
 def poll(grid: Grid, body: bytes, node: int, message_id: str) -> tuple[dict[str, Any], bytes]:
-    """The reply to a message, if it is there: one at a time, for each is read into memory."""
+    """The reply to a message, if it has arrived; one at a time, because each is read into memory."""
     found = list(grid.pull_messages([message_id]))
     if not found:
         return {}, b""
@@ -71,14 +71,14 @@ DEEDS: dict[str, Callable[..., tuple[dict[str, Any], bytes]]] = {"nodes": nodes,
 
 @client.query()
 def pass_on_to_worker(message: Message, context: Context) -> Message:
-    """Have the worker answer that ``lightning-fed join`` is."""
+    """Have the process of ``lightning-fed join`` answer."""
     with connect(str(context.node_config["socket"])) as worker:
         worker.send_bytes(read(message))
         return Message(recorded(worker.recv_bytes()), reply_to=message)
 
 
 def recorded(body: bytes) -> RecordDict:
-    """Bytes as Flower carries them, in chunks."""
+    """Bytes in Flower's form, in chunks."""
     array = Array(dtype="uint8", shape=(len(body),), stype="safetensors", data=body)
     return RecordDict({"message": ArrayRecord({"bytes": array})})
 

@@ -1,4 +1,4 @@
-"""Bytes between two processes of one machine, through a socket in a folder: who may open the folder may speak."""
+"""A channel between two processes of one machine, through a socket in a folder: access to the folder is access to the channel."""
 
 import socket
 import time
@@ -8,18 +8,18 @@ from pathlib import Path
 from lightning_fed.errors import FederationError
 
 LONGEST = 100
-"""Characters that the path of such a socket may have; systems allow little more."""
+"""Maximum number of characters of a socket's path; systems allow little more."""
 
 
 class Listener:
-    """A socket at which another process comes in.
+    """A socket that another process connects to.
 
     Args:
-        path: of the socket. One that lies there and has nobody behind it, of a process that was killed, makes way for it.
-        mode: who may come in, of the users that can reach the folder.
+        path: path of the socket. A socket there that no process listens at, because it was killed, is replaced.
+        mode: permissions of the socket for users that can reach the folder.
 
     Raises:
-        FederationError: if the path is too long, if something else than such a socket lies there, or if it cannot be used.
+        FederationError: if the path is too long, if something else than such a socket is there, or if it cannot be used.
     """
 
     def __init__(self, path: Path, mode: int = 0o600) -> None:
@@ -33,7 +33,7 @@ class Listener:
             raise FederationError(f"The socket {path} cannot be made ({error}): give another one.") from error
 
     def accept(self, seconds: float) -> Connection | None:
-        """Who comes next; None if nobody does in so many seconds."""
+        """The next connection; None if there is none within ``seconds``."""
         self._socket.settimeout(seconds)
         try:
             connection, _ = self._socket.accept()
@@ -43,16 +43,16 @@ class Listener:
         return Connection(connection.detach())
 
     def close(self) -> None:
-        """Nobody comes in any more."""
+        """Close the socket."""
         self._socket.close()
         self.path.unlink(missing_ok=True)
 
 
 def _clear(path: Path) -> None:
-    """Make room for a socket, of nothing but one that nobody listens at any more."""
+    """Remove a socket that no process listens at; anything else is refused."""
     if not path.is_socket():
         if path.exists() or path.is_symlink():
-            raise FederationError(f"{path} is there and is no socket: give another path for the socket, where nothing lies.")
+            raise FederationError(f"{path} exists and is not a socket: give an unused path for the socket.")
         return
     with socket.socket(socket.AF_UNIX) as connection:
         try:
@@ -60,7 +60,9 @@ def _clear(path: Path) -> None:
         except ConnectionRefusedError:
             path.unlink()
         else:
-            raise FederationError(f"Somebody answers at the socket {path}, another site perhaps: end it, or give another path.")
+            raise FederationError(
+                f"Another process answers at the socket {path}, perhaps another site: end it, or give another path."
+            )
 
 
 def _listening(path: Path, mode: int) -> socket.socket:
@@ -79,7 +81,7 @@ def connect(path: str, patience: float = 60.0) -> Connection:
     """A connection to the process behind a socket, which may be about to start.
 
     Raises:
-        OSError: if there is nobody.
+        OSError: if there is no such process.
     """
     ends = time.monotonic() + patience
     while True:

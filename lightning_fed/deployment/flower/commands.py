@@ -1,4 +1,4 @@
-"""Flower's commands: what they are, and processes that end when this one does."""
+"""Flower's commands, as processes that end when this one does."""
 
 import contextlib
 import importlib.util
@@ -19,26 +19,26 @@ from lightning_fed.errors import FederationError
 logger = logging.getLogger(__name__)
 
 SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-"""What keeps Flower from calling home."""
+"""Variables that disable Flower's telemetry."""
 
 SUPERNODE_PORT = 9094
-"""Flower's own choice, of which one SuperNode per machine can make use."""
+"""Flower's default, which only one SuperNode per machine can use."""
 
 GRACE = 10.0
-"""Seconds that Flower's processes have to end."""
+"""Seconds that Flower's processes get to end."""
 
 CONNECTION = "study"
-"""What the SuperLink is called in Flower's configuration."""
+"""Name of the SuperLink in Flower's configuration."""
 
 
 def need_flower() -> None:
-    """Raises :class:`FederationError` where Flower is not installed."""
+    """Raises :class:`FederationError` if Flower is not installed."""
     if importlib.util.find_spec("flwr") is None:
         raise FederationError("Sites are reached through Flower, which is not installed: pip install 'lightning-fed[flower]'.")
 
 
 def superlink(certificates: Path, host: str, port: int) -> list[str]:
-    """What starts the SuperLink, for nodes with registered keys alone."""
+    """The command of the SuperLink, which only accepts nodes with registered keys."""
     return [
         "flower-superlink",
         *("--ssl-ca-certfile", str(certificates / "ca.crt")),
@@ -50,24 +50,24 @@ def superlink(certificates: Path, host: str, port: int) -> list[str]:
 
 
 def register(key: Path, client: int) -> list[str]:
-    """What registers the key of a client's site."""
+    """The command that registers the key of a client's site."""
     return ["flwr", "supernode", "register", str(key), CONNECTION, "--name", f"client-{client}"]
 
 
 def run_app(folder: Path) -> list[str]:
-    """What starts the app, in a folder that :func:`write_app` wrote."""
+    """The command of the app in a folder that :func:`write_app` wrote."""
     return ["flwr", "run", str(folder), CONNECTION]
 
 
 def supernode(server: str, key: Path, root_certificates: Path, path: Path, port: int) -> list[str]:
-    """What starts a site's SuperNode.
+    """The command of a site's SuperNode.
 
     Args:
         server: address of the SuperLink, or of the proxy in front of it.
         key: the site's private key.
-        root_certificates: of whom has signed the server's certificate.
-        path: of the socket behind which the worker is.
-        port: on which it speaks with the ClientApps that it starts, on this machine alone.
+        root_certificates: certificate that signed the server's certificate.
+        path: path of the worker's socket.
+        port: port for its ClientApps, on this machine only.
     """
     return [
         "flower-supernode",
@@ -80,7 +80,7 @@ def supernode(server: str, key: Path, root_certificates: Path, path: Path, port:
 
 
 def write_home(folder: Path, address: str, certificates: Path) -> None:
-    """Flower's configuration, which names the SuperLink."""
+    """Write Flower's configuration, which names the SuperLink."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = ["[superlink]", f'default = "{CONNECTION}"', "", f"[superlink.{CONNECTION}]"]
     lines += [f'address = "{address}"', f'root-certificates = "{certificates / "ca.crt"}"', ""]
@@ -88,11 +88,11 @@ def write_home(folder: Path, address: str, certificates: Path) -> None:
 
 
 def write_app(folder: Path, path: Path) -> None:
-    """The app that Flower is given: it names what is installed at the server and at the sites, and holds no code.
+    """Write the app for Flower: it names code that is installed at the server and at the sites, and contains none.
 
     Args:
-        folder: of the app.
-        path: of the socket behind which ``lightning-fed serve`` is.
+        folder: folder of the app.
+        path: path of the socket of ``lightning-fed serve``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "LICENSE").write_text("Apache-2.0\n")
@@ -119,26 +119,26 @@ socket = "{path}"
 
 
 def environment(home: Path | None = None) -> dict[str, str]:
-    """This process's, with Flower's programs on the path; and with its home there."""
+    """The environment of this process with Flower's programs on the path and, if given, Flower's home."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return {**os.environ, **SILENT, "PATH": path} | ({} if home is None else {"FLWR_HOME": str(home)})
 
 
 def shell_line(command: Sequence[str], home: Path | None = None) -> str:
-    """A command as one can type it."""
+    """A command as a shell command."""
     settings = SILENT | ({} if home is None else {"FLWR_HOME": str(home)})
     return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in settings.items()), shlex.join(command)])
 
 
 def free_port() -> int:
-    """A port of this machine that nobody has."""
+    """A free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def answers(host: str, port: int) -> bool:
-    """Whether somebody listens at a port."""
+    """Whether a process listens at a port."""
     try:
         socket.create_connection((host, port), timeout=1).close()
     except OSError:
@@ -147,13 +147,13 @@ def answers(host: str, port: int) -> bool:
 
 
 def refuse_taken(host: str, port: int) -> None:
-    """Raises :class:`FederationError` if somebody listens at a port, such as the SuperLink of another study."""
+    """Raises :class:`FederationError` if a process listens at a port, such as the SuperLink of another study."""
     if answers(host, port):
-        raise FederationError(f"Something answers at {host}:{port} already, another study perhaps: end it, or give another --port.")
+        raise FederationError(f"Another process answers at {host}:{port}, perhaps another study: end it, or give another --port.")
 
 
 def run_command(command: Sequence[str], home: Path) -> None:
-    """Print a command, and wait until it has done its work. Raises :class:`FederationError` with what it says, if it fails."""
+    """Print a command and wait until it has ended. Raises :class:`FederationError` with its output if it fails."""
     logger.info(shell_line(command, home))
     done = subprocess.run(command, env=environment(home), capture_output=True, text=True, check=False, start_new_session=True)
     if done.returncode:
@@ -162,7 +162,7 @@ def run_command(command: Sequence[str], home: Path) -> None:
 
 
 class Child:
-    """A command of Flower's that runs until it is ended, or until this process is, however that ends."""
+    """A Flower command that runs until it is stopped, or until this process ends in any way."""
 
     def __init__(self, command: Sequence[str], log: Path, home: Path | None = None) -> None:
         self.command, self.log, self.home = command, log, home
@@ -180,11 +180,11 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """The exit code; None while it runs."""
         return self._process.poll()
 
     def stop(self) -> None:
-        """End it, with all that it has started."""
+        """Stop it, with all processes that it has started."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -209,8 +209,8 @@ def wait_for_port(child: Child, host: str, port: int, seconds: float) -> None:
 
 
 def leash(command: Sequence[str]) -> int:
-    """Run a command in a group of its own until it ends, or until nobody holds the other end of standard input; with it goes the
-    whole group. Returns its exit code.
+    """Run a command in its own process group until it ends, or until the other end of standard input is closed; then the whole
+    group is ended. Returns the exit code.
     """
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
@@ -223,14 +223,14 @@ def leash(command: Sequence[str]) -> int:
     threading.Thread(target=end, daemon=True).start()
     code = process.wait()
     ends = time.monotonic() + 2
-    while _signal(process.pid, signal.SIGTERM) and time.monotonic() < ends:  # what it has started and left
+    while _signal(process.pid, signal.SIGTERM) and time.monotonic() < ends:  # remaining processes of the group
         time.sleep(0.1)
     _signal(process.pid, signal.SIGKILL)
     return code
 
 
 def _signal(group: int, number: int) -> bool:
-    """Whether there is anybody to be told."""
+    """Send a signal to a process group; returns whether it exists."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:

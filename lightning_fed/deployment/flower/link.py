@@ -19,7 +19,7 @@ START = 120.0
 
 
 class FlowerLink(Link):
-    """Has the ServerApp carry messages. Sites are known by the keys that are registered for them, and by nothing that they say."""
+    """Has the ServerApp transport messages. Sites are identified by their registered keys only."""
 
     def __init__(self, app: Connection, clients: Mapping[str, int]) -> None:
         self._app = app
@@ -28,13 +28,13 @@ class FlowerLink(Link):
         self._sent_to: dict[str, int] = {}
 
     def online(self) -> Collection[int]:
-        """Those whose node the SuperLink has heard of lately."""
+        """The sites whose node has recently contacted the SuperLink."""
         answer, _ = self._ask("nodes")
         self._nodes = {self._clients[key]: node for key, node in answer.get("nodes", {}).items() if key in self._clients}
         return self._nodes.keys()
 
     def send(self, client: int, message: bytes, seconds: float) -> str | Broken:
-        """Through the SuperLink, which keeps it until the site fetches it, or so many seconds have passed."""
+        """Send a message through the SuperLink, which keeps it until the site fetches it or ``seconds`` have passed."""
         node = self._nodes[client]
         answer, _ = self._ask("send", message, node=node, seconds=seconds)
         if "message_id" not in answer:
@@ -43,7 +43,7 @@ class FlowerLink(Link):
         return str(answer["message_id"])
 
     def poll(self, message_id: str) -> bytes | Broken | None:
-        """From the SuperLink, which has it until it is asked for."""
+        """Get the answer from the SuperLink, which keeps it until then."""
         answer, content = self._ask("poll", node=self._sent_to[message_id], message_id=message_id)
         if not answer:
             return None
@@ -62,7 +62,7 @@ class FlowerLink(Link):
 
 
 def keys_in_pem(files: Sequence[Path]) -> dict[str, int]:
-    """Whose key it is, by key as Flower has it. Raises :class:`FederationError` for what is no such key, or there twice."""
+    """The client of each public key, by the key in Flower's form. Raises :class:`FederationError` for invalid or duplicate keys."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -70,10 +70,10 @@ def keys_in_pem(files: Sequence[Path]) -> dict[str, int]:
     for client, file in enumerate(files):
         try:
             key = serialization.load_ssh_public_key(file.read_bytes())
-        except Exception as error:  # what is wrong with a key, its library says in many ways
-            raise FederationError(f"{file} is no public key ({error}): make one with ssh-keygen -t ecdsa -b 384.") from error
+        except Exception as error:  # its library raises many kinds of errors for invalid keys
+            raise FederationError(f"{file} is not a public key ({error}): make one with ssh-keygen -t ecdsa -b 384.") from error
         if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise FederationError(f"{file} is a key of another kind than Flower knows: make one with ssh-keygen -t ecdsa -b 384.")
+            raise FederationError(f"{file} is a kind of key that Flower does not know: make one with ssh-keygen -t ecdsa -b 384.")
         form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         pem = key.public_bytes(*form).decode()
         if pem in clients:
@@ -84,20 +84,20 @@ def keys_in_pem(files: Sequence[Path]) -> dict[str, int]:
 
 @contextmanager
 def linked(certificates: Path, keys: Sequence[Path], host: str, port: int, home: Path) -> Iterator[FlowerLink]:
-    """Start Flower's processes on the server's machine, and end them.
+    """Start Flower's processes on the server's machine, and stop them at the end.
 
     Args:
         certificates: folder with ca.crt, server.pem and server.key.
         keys: files of the sites' public keys, in order of their clients.
-        host: where Flower listens.
-        port: on which port.
+        host: address on which Flower listens.
+        port: port on which it listens.
         home: folder for Flower's configuration and logs.
     """
     clients = keys_in_pem(keys)
     certificates, home = certificates.absolute(), home.absolute()
     commands.refuse_taken(host, port)
     commands.write_home(home, f"{host}:{port}", certificates)
-    rooms = Path(tempfile.mkdtemp(prefix="lightning_fed_"))  # whose path is short, and which nobody else may open
+    rooms = Path(tempfile.mkdtemp(prefix="lightning_fed_"))  # a short path that no other user can open
     listener = Listener(rooms / "serve.sock")
     commands.write_app(home / "app", listener.path)
     child = None

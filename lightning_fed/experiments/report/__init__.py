@@ -1,4 +1,4 @@
-"""Tables and pictures of finished runs, from their files alone: nothing here waits for torch."""
+"""Tables and pictures of finished runs, from their files only. Nothing here loads torch."""
 
 from lightning_fed.experiments.report.runs import load_clients, load_crossed, load_rounds, load_runs, read_runs
 

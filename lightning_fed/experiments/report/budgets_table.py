@@ -1,4 +1,4 @@
-"""What methods reach with so many bytes: a column per budget."""
+"""What methods reach within budgets of bytes: a column per budget."""
 
 from collections.abc import Sequence
 from math import isnan, nan
@@ -12,12 +12,12 @@ from lightning_fed.experiments.report.views import COSTS, View
 
 
 def budget_tables(comparison: Comparison, rounds: pd.DataFrame, budgets: Sequence[float] | None) -> list[Layout]:
-    """A row per method; none if no budget was asked for.
+    """A row per method; empty without budgets.
 
     Args:
-        comparison: of a setting.
-        rounds: of all runs, as :func:`.load_rounds` gives them.
-        budgets: in MiB, up and down together.
+        comparison: comparison of a setting.
+        rounds: rounds of all runs, as returned by :func:`.load_rounds`.
+        budgets: budgets in MiB, up and down together.
     """
     if not budgets:
         return []
@@ -34,7 +34,7 @@ def budget_tables(comparison: Comparison, rounds: pd.DataFrame, budgets: Sequenc
 
 
 def _within(run: pd.DataFrame, budget: float) -> pd.DataFrame:
-    """The rounds of a run up to a budget."""
+    """The rounds of a run within a budget."""
     return run[run[COSTS["bytes"]] <= budget * 2**20]
 
 

@@ -1,4 +1,4 @@
-"""Blocks of a report for clients that have names (sites, or those of a natural partition), and for each one's model elsewhere."""
+"""Tables for named clients (sites, or those of a natural partition), and for their models on each other's data."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -12,18 +12,18 @@ from lightning_fed.experiments.report.runs import KEY
 from lightning_fed.experiments.report.views import measure_of
 
 MOST_CLIENTS = 30
-"""More of them are a picture."""
+"""Maximum number of clients of a table; more become a picture."""
 
 EVERYBODY = -1
-"""What ``cross.csv`` has in the place of a client's number where everybody's data are tested on."""
+"""The client number in ``cross.csv`` that stands for the pooled test data."""
 
 
 def clients_tables(comparison: Comparison, clients: pd.DataFrame) -> list[Layout]:
-    """What each client came to with each method, as last measured. None where clients have no names, or where they are many.
+    """Each client's last metrics with each method. Empty if clients have no names, or there are many.
 
     Args:
-        comparison: of a setting.
-        clients: as :func:`.load_clients` gives them.
+        comparison: comparison of a setting.
+        clients: as returned by :func:`.load_clients`.
     """
     column = measured(comparison)
     if not {"name", column} <= set(clients.columns):
@@ -43,12 +43,12 @@ def clients_tables(comparison: Comparison, clients: pd.DataFrame) -> list[Layout
 
 
 def cross_tables(comparison: Comparison, crossed: pd.DataFrame) -> list[Layout]:
-    """What the model of each client (row) came to on the data of each (column): a table for each method whose clients have models
-    of their own. None where no run has kept it, or where clients are many.
+    """Metrics of each client's model (row) on each client's data (column): a table for each method with personal models. Empty if
+    no run has stored them, or there are many clients.
 
     Args:
-        comparison: of a setting.
-        crossed: as :func:`.load_crossed` gives it.
+        comparison: comparison of a setting.
+        crossed: as returned by :func:`.load_crossed`.
     """
     column, tables = measured(comparison), list[Layout]()
     if not {"trained", column} <= set(crossed.columns):
@@ -72,7 +72,7 @@ def cross_tables(comparison: Comparison, crossed: pd.DataFrame) -> list[Layout]:
 
 
 def measured(comparison: Comparison) -> str:
-    """The column of ``clients.csv`` that a comparison is about; empty if it is about something else."""
+    """The column of ``clients.csv`` for the metric of a comparison; empty if there is none."""
     [metric, *others] = dict.fromkeys(comparison.metrics.values())
     return f"test/{measure_of(metric)}" if metric.startswith("after/test_") and not others else ""
 
@@ -86,7 +86,7 @@ def _count(of: pd.Series, name: str) -> Entry:
 
 
 def _column(comparison: Comparison, title: str, of: Mapping[str, pd.Series]) -> Column:
-    """A column of values by the row's name."""
+    """A column of values by row."""
 
     def entry(name: str) -> Entry:
         return Entry(spread(of.get(name, pd.Series(dtype=float)) * comparison.scale, comparison.digits))

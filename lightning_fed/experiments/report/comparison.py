@@ -1,4 +1,4 @@
-"""What is compared with what: the finished runs of a setting, and what a report shows of them."""
+"""Comparisons: the finished runs of a setting, and what a report shows of them."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,13 +15,13 @@ from lightning_fed.formatting import sized
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods in a setting.
+    """The methods of a setting.
 
     Args:
-        setting: the point of the grid; empty without one.
-        runs: its finished runs, as :func:`.load_runs` gives them.
-        options: what is shown.
-        baseline: the method that differences are to.
+        setting: point of the grid; empty without one.
+        runs: its finished runs, as returned by :func:`.load_runs`.
+        options: what to show.
+        baseline: reference method of differences.
     """
 
     setting: str
@@ -36,33 +36,33 @@ class Comparison:
 
     @cached_property
     def metrics(self) -> dict[str, str]:
-        """The column of ``metrics.csv`` that each method is measured by."""
+        """The column of ``metrics.csv`` for each method."""
         return {method: str(group["metric"].iloc[0]) for method, group in self.methods.items()}
 
     @property
     def mixed(self) -> bool:
-        """Whether some are measured by clients' means, say, and others by a global model: then there is no best one."""
+        """Whether methods have different kinds of metrics (clients' means and a global model): then no method is the best."""
         return len({stage_of(metric) for metric in self.metrics.values()}) > 1
 
     @property
     def lower(self) -> bool:
-        """Whether small values are good."""
-        known = "lower_is_better" in self.runs  # files of earlier versions do not say
+        """Whether smaller values are better."""
+        known = "lower_is_better" in self.runs  # missing in files of earlier versions
         return bool(self.runs["lower_is_better"].any()) if known else lower_is_better(next(iter(self.metrics.values())))
 
     @property
     def scale(self) -> float:
-        """What numbers are multiplied by: 100 where all are accuracies."""
+        """Factor of the numbers: 100 if all are accuracies."""
         return 100.0 if all(map(in_percent, self.metrics.values())) else 1.0
 
     @property
     def digits(self) -> int:
-        """Behind the point of a number: as many make a difference of percent or of thousandths."""
+        """Number of decimals, so that differences of percents or thousandths have as many."""
         return 2 if self.scale == 100.0 else 3
 
     @cached_property
     def measures(self) -> dict[str, str]:
-        """What is shown of each run: columns of :attr:`runs`, and how they are called. The first is what is compared."""
+        """The measures of a run to show: columns of :attr:`runs`, and their names. The first one is compared."""
         view, equal, found = View(self.options.at), self.options.equal, dict[str, str]()
         if equal is not None:
             called = {"rounds": "rounds", "bytes": "bytes sent", "flops": "training FLOPs"}[equal]
@@ -77,25 +77,25 @@ class Comparison:
 
     @property
     def compared(self) -> str:
-        """The measure that differences are of."""
+        """The measure whose differences are shown."""
         return next(iter(self.measures))
 
     def values(self, measure: str) -> dict[str, pd.Series]:
-        """Of each method, by partition and seed."""
+        """The values of each method, by partition and seed."""
         return {method: group[measure] for method, group in self.methods.items()}
 
     @property
     def alike(self) -> list[str]:
-        """Methods that have the baseline's kind of metric, the baseline among them."""
+        """Methods with the baseline's kind of metric, including the baseline."""
         stage = stage_of(self.metrics[self.baseline])
         return [method for method, metric in self.metrics.items() if stage_of(metric) == stage]
 
     def cells(self, measure: str, method: str, other: str) -> Cells:
-        """Differences between two methods, by partition and seed, as far as both have them."""
+        """Differences between two methods, by partition and seed, where both have a run."""
         return cells_of((self.methods[method][measure] - self.methods[other][measure]).dropna())
 
     def differences(self, measure: str) -> dict[str, Estimate]:
-        """To the baseline, of each method that is like it."""
+        """Differences to the baseline, for each method with the same kind of metric."""
         others = [method for method in self.alike if method != self.baseline]
         return {method: estimate(self.cells(measure, method, self.baseline)) for method in others}
 
@@ -111,19 +111,19 @@ class Comparison:
 
     @property
     def crossed(self) -> bool:
-        """Whether partitions have seeds of their own; else each seed draws one, and moves both."""
+        """Whether partitions have their own seeds; otherwise each seed determines the partition and everything else."""
         return not self.runs["partition"].equals(self.runs["seed"])
 
 
 def comparisons(runs: pd.DataFrame, options: ReportOptions) -> list[Comparison]:
-    """One per setting.
+    """A comparison per setting.
 
     Args:
-        runs: as :func:`.load_runs` gives them, or its CSV file. Runs that are not finished are left out.
-        options: what is shown. Without a baseline: the clients alone (``Standalone``) if they are there, else the first method.
+        runs: as returned by :func:`.load_runs`, or its CSV file. Unfinished runs are left out.
+        options: what to show. Without a baseline: local training (``Standalone``) if it is there, else the first method.
 
     Raises:
-        FederationError: if there is no such baseline, no finished run, or if the runs were loaded without what is to be shown.
+        FederationError: if the baseline does not exist, no run is finished, or the runs were loaded without what is to be shown.
     """
     finished = runs[runs["rounds"] >= runs["planned"]]
     if finished.empty:
@@ -142,7 +142,7 @@ def unfinished(runs: pd.DataFrame) -> list[str]:
 
 
 def baseline_of(runs: pd.DataFrame, baseline: str | None) -> str:
-    """The method that differences are to."""
+    """The reference method of differences."""
     methods = list(runs["method"].unique())
     alone = list(runs.loc[runs["model"] == "Standalone", "method"])
     chosen = baseline if baseline is not None else (alone or methods)[0]

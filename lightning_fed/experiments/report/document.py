@@ -1,6 +1,6 @@
-"""Tables in a Markdown page, rendered from files that lie beside it.
+"""Tables in a Markdown page, rendered from files beside it.
 
-A table stands between two comments, of which the first names the runs and, if there is one, their sweep, both seen from the page:
+A table stands between two comments. The first names the runs and, if there is one, their sweep, both relative to the page:
 
     <!-- runs: results/quickstart.csv, sweep: ../configs/quickstart.sweep.yaml -->
     <!-- end -->
@@ -49,8 +49,8 @@ def rendered(page: Path) -> str:
 
 
 def _missing(path: Path, runs: pd.DataFrame, sweep: Sweep) -> list[str]:
-    """Seeds of a sweep that were not played yet. The committed runs must be all that the sweep plays with the other seeds."""
-    crossed = isinstance(sweep.seeds, dict)  # else the base may have one partition for all
+    """Seeds of a sweep without runs. With the other seeds, the file must have all runs of the sweep."""
+    crossed = isinstance(sweep.seeds, dict)  # otherwise the base may have one partition for all
     seeds: list[Any] = [int(run.seed) if not crossed else (int(run.partition), int(run.seed)) for run in runs.itertuples()]
     played = set(zip(runs["method"].astype(str), runs["setting"].astype(str), seeds, strict=True))
     all_seeds: list[Any] = [draw if crossed else draw[1] for draw in sweep.draws]

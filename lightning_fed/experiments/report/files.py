@@ -1,4 +1,4 @@
-"""The files of a run, as a report reads them. What no run writes is refused with the file, and the column or field."""
+"""Reading the files of a run for a report. Errors name the file, and the column or field."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -14,7 +14,7 @@ ROUNDS = ("round", "traffic/total_bytes", "compute/total_flops")
 """Columns that ``metrics.csv`` always has."""
 
 CLIENTS = ("client", "test")
-"""The same of ``clients.csv``."""
+"""Columns that ``clients.csv`` always has."""
 
 RECORD = ("method", "setting", "value", "status", "folder", "command", "error", "versions", "commit", "machine")
 """Columns of ``cells.csv`` that need not be numbers."""
@@ -22,19 +22,19 @@ RECORD = ("method", "setting", "value", "status", "folder", "command", "error", 
 OWN = plain(PARTITION_SEED)
 
 NEEDED_SETTINGS: dict[str, type] = {SEED: int, "federation.rounds": int, "model.class_path": str}
-"""Settings that a report asks for."""
+"""Settings that a report needs."""
 
 
 def read_table(path: Path, needed: Collection[str], texts: Collection[str] = ()) -> pd.DataFrame:
     """A table of a run.
 
     Raises:
-        FederationError: if it is no table, has no rows, lacks a column, or has something else than numbers in one.
+        FederationError: if it is not a table, has no rows, lacks a column, or has something else than numbers in one.
     """
     try:
         table = pd.read_csv(path)
     except (OSError, ValueError) as error:
-        raise FederationError(f"{path} is no table that a run has written ({one_line(error)[:200]}).") from error
+        raise FederationError(f"{path} is not a table that a run has written ({one_line(error)[:200]}).") from error
     if table.empty:
         raise FederationError(f"{path} has no rows: a run writes it when its first round is over.")
     if lacking := [name for name in needed if name not in table]:
@@ -65,7 +65,7 @@ def read_clients(run: Path) -> pd.DataFrame:
 
 
 def read_crossed(run: Path) -> pd.DataFrame:
-    """``cross.csv``, a row per client that trained and client that was tested on, with the name of the first."""
+    """``cross.csv``, a row per trained and tested client, with the name of the former."""
     table = read_table(run / "cross.csv", ("trained", "tested"))
     clients = read_clients(run)
     names = clients["name"] if "name" in clients else "client " + clients["client"].astype(str)
@@ -73,13 +73,13 @@ def read_crossed(run: Path) -> pd.DataFrame:
 
 
 def read_commands(sweep: Path) -> list[str]:
-    """The commands of ``cells.csv``, with which the runs of a sweep were played; none if it has no such file."""
+    """The commands in ``cells.csv`` of a sweep's runs; empty without such a file."""
     path = sweep / "cells.csv"
     return [str(command) for command in read_table(path, ["command"], texts=RECORD)["command"]] if path.is_file() else []
 
 
 def read_settings(run: Path) -> Settings:
-    """``config.yaml``, as one table; what a report asks of it is there and of its type."""
+    """``config.yaml`` as a flat table; checks the settings that a report needs."""
     path = run / "config.yaml"
     try:
         settings = flat(read_yaml(path))
@@ -95,7 +95,7 @@ def read_settings(run: Path) -> Settings:
 
 
 def read_facts(run: Path) -> dict[str, Any]:
-    """``run.json``, with what a report asks of it."""
+    """``run.json``; checks the facts that a report needs."""
     path = run / "run.json"
     try:
         facts = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""Folders of runs: which there are, what each is called in a comparison, and whether they can be compared."""
+"""Folders of runs: finding them, their names in a comparison, and whether they can be compared."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -27,9 +27,9 @@ class RunFolder:
     Args:
         path: its folder, with ``metrics.csv``, ``clients.csv``, ``config.yaml`` and ``run.json``.
         settings: its configuration.
-        method: what it is called in the tables.
-        setting: the point of the grid; empty without one.
-        sweep: what it is part of, and where that lies; None if it was played on its own.
+        method: its name in the tables.
+        setting: point of the grid; empty without one.
+        sweep: its sweep and the sweep's folder; None without a sweep.
     """
 
     path: Path
@@ -40,29 +40,29 @@ class RunFolder:
 
     @property
     def seed(self) -> int:
-        """Of everything random, unless the partition has a seed of its own."""
+        """Seed of all randomness, unless the partition has its own seed."""
         return int(self.settings[SEED])
 
     @property
     def partition(self) -> int:
-        """The seed of who holds what."""
+        """Seed of the partition."""
         own = self.settings.get(plain(PARTITION_SEED))
         return self.seed if own is None else int(own)
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What ``run.json`` says."""
+        """Content of ``run.json``."""
         return read_facts(self.path)
 
     @property
     def planned_rounds(self) -> int:
-        """How many rounds it has when it is finished, which may be fewer than were asked for."""
+        """Number of rounds of the finished run, which may be less than configured."""
         rounds = self.facts.get("rounds")
         return rounds if isinstance(rounds, int) else int(self.settings["federation.rounds"])
 
     @property
     def monitor(self) -> str:
-        """The column of ``metrics.csv`` that the method reports itself by."""
+        """The column of ``metrics.csv`` with the method's monitored metric."""
         return str(self.facts["monitor"])
 
     @property
@@ -79,11 +79,11 @@ def run_folders(folders: Iterable[Path | str], vary: Collection[str] = ()) -> li
     """All runs below some folders that have finished a round, in the order of their sweep.
 
     Args:
-        folders: folders of runs, of sweeps, or above them.
-        vary: keys in which the runs may differ although no sweep says so; each value is a setting of its own.
+        folders: folders of runs, of sweeps, or parents of these.
+        vary: keys in which the runs may differ even if no sweep says so; each value is a separate setting.
 
     Raises:
-        FederationError: if there is none, or if they cannot be compared.
+        FederationError: if there is no run, or if they cannot be compared.
     """
     vary = [plain(key) for key in vary]
     sweeps: dict[Path, Played] = {}
@@ -99,23 +99,23 @@ def run_folders(folders: Iterable[Path | str], vary: Collection[str] = ()) -> li
 
 
 def _with_tables(folder: Path) -> list[Path]:
-    """Folders of runs; of a sweep's cell the newest."""
+    """Folders of runs; for a sweep's cell the newest."""
     found = sorted(path.parent for path in folder.rglob("metrics.csv") if (path.parent / "config.yaml").is_file())
     cells: dict[Path, list[Path]] = {}
     for path in found:
         in_cell = (path.parent / "cell.json").is_file()
-        if not in_cell or path.name.removeprefix("version_").isdecimal():  # else a copy that somebody made
+        if not in_cell or path.name.removeprefix("version_").isdecimal():  # otherwise a copy
             cells.setdefault(path.parent if in_cell else path, []).append(path)
     return [max(paths, key=lambda path: int(path.name.rpartition("_")[2]) if len(paths) > 1 else 0) for paths in cells.values()]
 
 
 def _labelled(path: Path, vary: Sequence[str], sweeps: dict[Path, Played]) -> RunFolder | None:
-    """A run with its name in the comparison; None for what its sweep does not play any more, or has tried and not chosen.
+    """A run with its name in the comparison; None if its sweep no longer has it, or tried it without choosing it.
 
     Args:
         path: its folder.
-        vary: keys of which each value is a setting of its own.
-        sweeps: those that are known by now, with the folders of their runs.
+        vary: keys whose values are separate settings.
+        sweeps: the known sweeps, with the folders of their runs.
     """
     settings = read_settings(path)
     varied = ", ".join(f"{key.rpartition('.')[2]}={settings.get(key)}" for key in vary)
@@ -133,19 +133,19 @@ def _labelled(path: Path, vary: Sequence[str], sweeps: dict[Path, Played]) -> Ru
 
 
 def _place(run: RunFolder) -> tuple[Any, ...]:
-    """Where a run stands: as in its sweep, runs of none before."""
+    """Sort key of a run: the order of its sweep; runs without a sweep come first."""
     if run.sweep is None:
         return "", 0, 0, by_numbers(run.setting), by_numbers(run.method), run.partition, run.seed
     root, sweep = run.sweep
     settings, methods = list(sweep.settings), list(sweep.methods)
-    whole = f"{run.setting}, "  # alpha=1 is no beginning of alpha=10
+    whole = f"{run.setting}, "  # alpha=1 is not a prefix of alpha=10
     setting = next((index for index, name in enumerate(settings) if not name or whole.startswith(f"{name}, ")), 0)
     names = by_numbers(run.setting), by_numbers(run.method)
     return str(root), setting, methods.index(run.method), *names, run.partition, run.seed
 
 
 def by_numbers(name: str) -> list[tuple[str, float]]:
-    """What to sort names by, so that the numbers in them are in order: 0.5 before 10."""
+    """Sort key of names, by which numbers in them are in order: 0.5 before 10."""
     texts, numbers = NUMBER.split(name), NUMBER.findall(name)
     return list(zip(texts, [*map(float, numbers), 0.0], strict=True))
 
@@ -163,10 +163,10 @@ def _refuse_doubles(runs: Iterable[RunFolder]) -> None:
 
 
 def _refuse_incomparable(runs: Sequence[RunFolder], vary: Sequence[str]) -> None:
-    """Runs of one method and setting may differ in their seeds alone; all others in what was meant to vary."""
+    """Runs of one method and setting may only differ in their seeds, others in what is meant to vary."""
     first, peers = runs[0], dict[tuple[str, str], dict[frozenset[str], RunFolder]]()
     for run in runs:
-        known = peers.setdefault(run.label, {})  # one run with each set of options: versions of the library know different ones
+        known = peers.setdefault(run.label, {})  # a run for each set of options, which differ between versions of the library
         for peer in known.values():
             _refuse_differences(peer, run, run.sweep[1].varied_by_seed if run.sweep else SEEDS)
         known.setdefault(frozenset(run.settings), run)

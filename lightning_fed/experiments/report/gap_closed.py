@@ -1,4 +1,4 @@
-"""Where methods stand between two references: the share of the room that they fill."""
+"""Positions of methods between two references, as shares of their difference."""
 
 from collections.abc import Sequence
 from math import isnan
@@ -13,30 +13,30 @@ from lightning_fed.experiments.report.statistics import Estimate
 
 
 def share_of_room(values: pd.Series, low: pd.Series, high: pd.Series) -> Estimate:
-    r""":math:`(x - x_{low}) / (x_{high} - x_{low})`, run by run, with an interval as of differences; a share above 1 is ahead
-    of the upper reference.
+    r""":math:`(x - x_{low}) / (x_{high} - x_{low})`, run by run, with an interval as for differences; a share above 1 is beyond
+    the upper reference.
 
     Args:
-        values: of a method, by partition and seed.
-        low: of the lower reference.
-        high: of the upper one.
+        values: values of a method, by partition and seed.
+        low: values of the lower reference.
+        high: values of the upper reference.
 
     Returns:
-        NaN where the references leave no room: where their order is not the same for all runs that the three have.
+        NaN if the order of the references is not the same for all runs that the three have.
     """
     parts = pd.DataFrame({"values": values, "low": low, "high": high}).dropna()
     room = parts["high"] - parts["low"]
-    if not ((room > 0).all() or (room < 0).all()):  # below 0: of two losses, say
+    if not ((room > 0).all() or (room < 0).all()):  # below 0 for losses, for example
         return difference(values * float("nan"), values)
     shares = (parts["values"] - parts["low"]) / room
     return difference(shares, 0 * shares)
 
 
 def room_column(comparison: Comparison, room: Sequence[str]) -> tuple[Column, str]:
-    """A column that says where each method stands, and a note to read it by.
+    """A column with the position of each method, and a note that explains it.
 
     Raises:
-        FederationError: if one of the references is no method of the comparison.
+        FederationError: if one of the references is not a method of the comparison.
     """
     values = comparison.values(comparison.compared)
     if missing := [name for name in room if name not in values]:

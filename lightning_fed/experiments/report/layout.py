@@ -1,4 +1,4 @@
-"""The table of a report: what it says, whichever way it is written."""
+"""The content of a table, independent of its output format."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,11 +20,11 @@ BLANK = Entry("")
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table whose rows have names.
+    """A column of a table with named rows.
 
     Args:
         name: its header.
-        entry: what it says of a row, by the row's name.
+        entry: its entry for a row, by the row's name.
     """
 
     name: str
@@ -33,15 +33,15 @@ class Column:
 
 @dataclass(frozen=True)
 class Layout:
-    """Names on the left, numbers right-aligned beside them. A report is a list of them: of each setting what the methods came to,
-    and what else is to be said, of seeds or clients, say, as further blocks.
+    """A table with names on the left and right-aligned numbers beside them. A report is a list of them: a table of methods for each
+    setting, and further ones, for seeds or clients for example.
 
     Args:
-        title: what it shows; may be empty.
+        title: title of the table; may be empty.
         columns: the header.
-        rows: of as many entries.
-        notes: what must be known to read it.
-        groups: headings between rows, by the number of the row that they stand above.
+        rows: rows with as many entries.
+        notes: notes that are needed to read it.
+        groups: headings between rows, by the number of the row below.
     """
 
     title: str
@@ -55,16 +55,16 @@ class Layout:
         """A table of columns.
 
         Args:
-            title: what it shows.
+            title: title of the table.
             names: the first entry of each row, by the row's name.
-            columns: the others.
-            notes: what must be known to read it.
+            columns: the other columns.
+            notes: notes that are needed to read it.
         """
         rows = [[first, *(column.entry(name) for column in columns)] for name, first in names.items()]
         return cls(title, ["", *(column.name for column in columns)], rows, list(notes))
 
     def marked(self) -> "Layout":
-        """The same with a number behind each entry that has a footnote, and the footnotes among the notes."""
+        """The table with a number behind each entry that has a footnote, and the footnotes among the notes."""
         footnotes = list(dict.fromkeys(entry.note for row in self.rows for entry in row if entry.note))
         marks = {note: str(place).translate(MARKS) for place, note in enumerate(footnotes, start=1)}
         rows = [[Entry(f"{entry.text}{marks.get(entry.note, '')}", entry.bold) for entry in row] for row in self.rows]

@@ -1,4 +1,4 @@
-"""The table of methods: what they reached and cost."""
+"""The table of methods with their results and costs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isnan
@@ -19,18 +19,18 @@ DEFAULT = ReportOptions()
 
 
 def tables(runs: pd.DataFrame, options: ReportOptions = DEFAULT, published: Sequence[Published] = ()) -> list[Layout]:
-    """A table per setting; see :func:`.comparisons`, which raises what this raises.
+    """A table per setting; see :func:`.comparisons` for errors.
 
     Args:
-        runs: as :func:`.load_runs` gives them, or its CSV file.
-        options: what is shown.
-        published: numbers of others, shown beside ours.
+        runs: as returned by :func:`.load_runs`, or its CSV file.
+        options: what to show.
+        published: published numbers, shown with the results.
     """
     return [methods_table(comparison, published) for comparison in comparisons(runs, options)]
 
 
 def methods_table(comparison: Comparison, published: Sequence[Published] = ()) -> Layout:
-    """What the methods of a setting came to: a row each. Arguments are those of :func:`tables`."""
+    """The results of a setting, a row per method. Arguments are those of :func:`tables`."""
     methods, measures, options = comparison.methods, comparison.measures, comparison.options
     theirs = {entry.method: entry for entry in published if entry.setting == comparison.setting}
     apart = comparison.differences(comparison.compared)
@@ -58,7 +58,7 @@ def methods_table(comparison: Comparison, published: Sequence[Published] = ()) -
 
 
 def finding(comparison: Comparison) -> str:
-    """What a setting came to, in a sentence: who is first, and how far that is from the baseline."""
+    """The result of a setting in a sentence: the best method, and its difference to the baseline."""
     measure, where = comparison.compared, f"{comparison.setting}: " if comparison.setting else ""
     means = {method: values.mean() for method, values in comparison.values(measure).items() if method in comparison.alike}
     means = {method: mean for method, mean in means.items() if not isnan(mean)}
@@ -74,7 +74,7 @@ def finding(comparison: Comparison) -> str:
 
 
 def _called(comparison: Comparison, method: str) -> str:
-    """A method, and how many of the runs that others have it has."""
+    """The name of a method, with its number of runs if others have more."""
     own, all_runs = len(comparison.methods[method]), len(comparison.runs.drop_duplicates(["partition", "seed"]))
     return method if own == all_runs else f"{method} ({own} of {all_runs} {'runs' if comparison.crossed else 'seeds'})"
 
@@ -88,7 +88,7 @@ def _measure_column(comparison: Comparison, measure: str) -> Column:
 
 
 def _unseen_column(comparison: Comparison, name: str, values: Mapping[str, pd.Series]) -> Column:
-    """Of clients that are never trained with."""
+    """A column for clients that never take part in training."""
     unit = " (%)" if comparison.scale == 100.0 else ""
     return Column(f"{name}{unit}", lambda method: Entry(spread(values[method] * comparison.scale, comparison.digits)))
 
@@ -111,7 +111,7 @@ def _difference_column(comparison: Comparison, apart: Mapping[str, Estimate]) ->
 
 
 def _notes(comparison: Comparison, apart: Mapping[str, Estimate], theirs: Iterable[Published]) -> list[str]:
-    """What must be known to read the table."""
+    """Notes that are needed to read the table."""
     runs, shown = comparison.runs, comparison.measures
     usual = runs["metric"].mode().iloc[0]
     others = {method: metric for method, metric in comparison.metrics.items() if metric != usual}
@@ -139,7 +139,7 @@ def _notes(comparison: Comparison, apart: Mapping[str, Estimate], theirs: Iterab
 
 
 def _over(comparison: Comparison) -> str:
-    """What means are over."""
+    """What means are computed over."""
     partitions, seeds = (", ".join(map(str, of)) for of in (comparison.partitions, comparison.seeds))
     if comparison.crossed:
         return f"mean ± standard deviation over partitions {partitions} × training seeds {seeds}"
@@ -147,7 +147,7 @@ def _over(comparison: Comparison) -> str:
 
 
 def _paired(comparison: Comparison) -> str:
-    """How differences are taken."""
+    """How differences are computed."""
     how = "by seed, with Student's 95 % interval, which holds for a new partition"
     if len(comparison.partitions) == 1:
         how = "by training seed, with Student's 95 % interval, which holds for this partition"
@@ -159,7 +159,7 @@ def _paired(comparison: Comparison) -> str:
 
 
 def _corrected(apart: Mapping[str, Estimate]) -> list[str]:
-    """What is separated where many differences are looked at at once."""
+    """Which differences are separated after a correction for their number."""
     known = {method: one.p_value for method, one in apart.items() if not isnan(one.error)}
     if len(known) < 2:
         return []
@@ -174,7 +174,7 @@ def _costs(runs: pd.DataFrame) -> dict[str, Callable[[pd.DataFrame], str]]:
         "bytes sent": lambda group: sized(group["bytes"].mean()),
         "training FLOPs": lambda group: rough(group["flops"].mean()),
     }
-    if "server_flops" in runs and runs["server_flops"].any():  # files of earlier versions do not have it
+    if "server_flops" in runs and runs["server_flops"].any():  # missing in files of earlier versions
         written["server's FLOPs"] = lambda group: rough(group["server_flops"].mean())
     written["seconds"] = lambda group: f"{group['seconds'].mean():.0f}"
     if "target_round" in runs:
@@ -187,7 +187,7 @@ def _costs(runs: pd.DataFrame) -> dict[str, Callable[[pd.DataFrame], str]]:
 
 
 def reached(values: pd.Series, write: Callable[[float], str]) -> str:
-    """The median of what it took to reach a target, and how many runs did."""
+    """The median cost of reaching a target, and how many runs reached it."""
     known = values.dropna()
     if known.empty:
         return "not reached"
@@ -196,7 +196,7 @@ def reached(values: pd.Series, write: Callable[[float], str]) -> str:
 
 
 def spread(values: pd.Series, digits: int = 2) -> str:
-    """Mean ± standard deviation; of one value the value."""
+    """Mean ± standard deviation; for one value the value."""
     known = values.dropna()
     if known.empty:
         return "–"
@@ -204,7 +204,7 @@ def spread(values: pd.Series, digits: int = 2) -> str:
 
 
 def difference_text(apart: Estimate, scale: float, digits: int = 2) -> str:
-    """A difference, its interval, and whether it is one."""
+    """A difference, its interval, and whether it is separated from 0."""
     if isnan(apart.mean):
         return "no seed in common"
     said = f"{apart.mean * scale:+.{digits}f}"

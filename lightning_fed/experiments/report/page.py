@@ -1,4 +1,4 @@
-"""A report as one file that a browser shows without asking anybody for anything."""
+"""A report as a single HTML file without external resources."""
 
 import base64
 import html
@@ -36,13 +36,13 @@ def page(
     """The HTML of a report.
 
     Args:
-        title: what it is of.
-        findings: what it comes to, in sentences.
-        tables: in order.
+        title: title of the report.
+        findings: the results, in sentences.
+        tables: tables, in order.
         pictures: PNG files by caption.
-        settings: what was played.
-        commands: lines that play the runs again.
-        notes: what else must be said, such as runs that were left out.
+        settings: table of the settings.
+        commands: commands that repeat the runs.
+        notes: further notes, such as runs that were left out.
     """
     shown = [
         f'<figure><img alt="{html.escape(name)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'

@@ -1,4 +1,4 @@
-"""Pairs of runs: what two methods came to on the same partitions, with the same training seeds."""
+"""Pairs of runs: results of two methods on the same partitions with the same training seeds."""
 
 import math
 from collections.abc import Mapping
@@ -8,29 +8,29 @@ import pandas as pd
 from lightning_fed.experiments.report.statistics import Cells, Estimate, complete, estimate
 
 DRAW = ["partition", "seed"]
-"""What a method's runs in a setting differ in."""
+"""What distinguishes a method's runs in a setting."""
 
 
 def cells_of(values: pd.Series) -> Cells:
     """Values as a table without gaps; see :func:`.complete`.
 
     Args:
-        values: of a method, by :data:`DRAW`; NaN where it is not known.
+        values: values of a method, by :data:`DRAW`; NaN where unknown.
     """
     return complete(values.unstack("seed").to_numpy(float) if len(values) else values.to_numpy(float)[:, None])
 
 
 def difference(one: pd.Series, other: pd.Series) -> Estimate:
-    """Of ``one - other``, run by run, over what both have. Arguments are those of :func:`cells_of`."""
+    """The mean of ``one - other``, run by run, over the runs that both have. Arguments are those of :func:`cells_of`."""
     return estimate(cells_of((one - other).dropna()))
 
 
 def best_group(values: Mapping[str, pd.Series], lower: bool = False) -> set[str]:
-    """The one with the best mean and those that are not separated from it; nobody where of no difference anything can be said.
+    """The method with the best mean and those that are not separated from it; empty if no difference has an interval.
 
     Args:
-        values: of each method, see :func:`cells_of`.
-        lower: small values are good.
+        values: values of each method, see :func:`cells_of`.
+        lower: whether smaller values are better.
     """
     known = {name: series.dropna() for name, series in values.items() if series.notna().any()}
     if not known:

@@ -19,7 +19,7 @@ WIDTH, HEIGHT = 3.35, 2.4
 """Inches: a column of a two-column paper, 85 mm."""
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Told apart by those who do not see all colours (Okabe and Ito); dashes tell apart what prints grey."""
+"""Colours that can be distinguished with colour blindness (Okabe and Ito); dashes distinguish lines in grey print."""
 
 DASHES = ("-", "--", "-.", ":")
 
@@ -34,24 +34,24 @@ AXES = {
     "bytes": ("traffic/total_bytes", "sent, up + down", "B"),
     "flops": ("compute/total_flops", "training FLOPs", ""),
 }
-"""What accuracy is drawn over: the column, how the axis is called, its unit."""
+"""The horizontal axes: the column, the label of the axis, its unit."""
 
 
 MOST_NAMED = 30
-"""So many clients have a row each in a picture."""
+"""Maximum number of clients with a row each in a picture."""
 
 Ends = Mapping[tuple[str, str], float]
-"""What a table reports of each setting and method."""
+"""The reported value of each setting and method."""
 
 
 def pictures(rounds: pd.DataFrame, clients: pd.DataFrame, metric: str, ends: Ends | None = None) -> Iterator[tuple[str, Figure]]:
-    """All pictures of a comparison with a name for each: curves over rounds, bytes and FLOPs, and the spread over clients.
+    """All pictures of a comparison with their names: curves over rounds, bytes and FLOPs, and the spread over clients.
 
     Args:
-        rounds: as :func:`lightning_fed.experiments.report.load_rounds` gives them.
-        clients: as :func:`lightning_fed.experiments.report.load_clients` gives them.
+        rounds: as returned by :func:`lightning_fed.experiments.report.load_rounds`.
+        clients: as returned by :func:`lightning_fed.experiments.report.load_clients`.
         metric: the column of ``rounds`` to draw.
-        ends: what stands beside each method in the legend; None: its mean over seeds when last measured.
+        ends: value of each method in the legend. None: its mean over seeds at the last evaluation.
     """
     styles = dict(zip(rounds["method"].unique(), _styles(), strict=False))
     for setting, group in rounds.groupby("setting", sort=False, dropna=False):
@@ -71,7 +71,7 @@ Style = tuple[str, str]
 
 
 def _styles() -> Iterator[Style]:
-    """Colours and dashes, both going on."""
+    """Colours and dashes, both cycled."""
     return zip(cycle(COLORS), cycle(DASHES), strict=False)
 
 
@@ -79,11 +79,11 @@ def curves(rounds: pd.DataFrame, metric: str, over: str, styles: dict[str, Style
     """Mean over seeds, a band of one standard deviation around it, and thin lines for the runs.
 
     Args:
-        rounds: of one setting.
+        rounds: rounds of one setting.
         metric: the column to draw.
         over: one of :data:`AXES`.
         styles: colour and dashes of each method.
-        ends: what is reported of each method, if it is not the mean when last measured.
+        ends: reported value of each method, if it is not the mean at the last evaluation.
     """
     column, label, unit = AXES[over]
     percent = in_percent(metric)
@@ -118,7 +118,7 @@ def curves(rounds: pd.DataFrame, metric: str, over: str, styles: dict[str, Style
 
 
 def boxes(clients: pd.DataFrame, column: str, styles: dict[str, Style]) -> Figure:
-    """Box plots over the clients of all seeds, every client a dot: box from quartile to quartile, whiskers over 5 to 95 %."""
+    """Box plots over the clients of all seeds, with a dot per client: boxes span the quartiles, whiskers 5 to 95 %."""
     percent = column.endswith("accuracy")
     by_method = clients.groupby("method", sort=False)[column]
     groups = {str(method): values.dropna() * (100 if percent else 1) for method, values in by_method}
@@ -149,8 +149,8 @@ def boxes(clients: pd.DataFrame, column: str, styles: dict[str, Style]) -> Figur
 
 
 def sites(clients: pd.DataFrame, column: str, styles: dict[str, Style]) -> Figure:
-    """Clients that have names as rows, largest first, with their training examples: of each method the mean over runs as a dot, and
-    a line of one standard deviation to both sides.
+    """Named clients as rows, largest first, with their numbers of training examples: for each method the mean over runs as a dot,
+    and a line of one standard deviation to both sides.
     """
     percent = column.endswith("accuracy")
     sizes = clients.groupby("name")["train" if "train" in clients else "test"].mean().sort_values(ascending=False, kind="stable")
@@ -194,10 +194,10 @@ def dots(comparison: Comparison) -> Figure:
 
 
 def values_tried(tried: Mapping[tuple[str, str], Sequence[Trial]]) -> Figure:
-    """What methods were tuned in, methods as rows: a dot for each value, on the metric's axis, full where it was chosen.
+    """Tuned values, methods as rows: a dot for each value on the metric's axis, filled if it was chosen.
 
     Args:
-        tried: as :func:`.grouped` gives it.
+        tried: as returned by :func:`.grouped`.
     """
     best = chosen([trial for of in tried.values() for trial in of])
     with rc_context(STYLE):
@@ -233,7 +233,7 @@ def _called(metric: str, percent: bool) -> str:
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    """Inside while there is room; above when there are many, in a picture that is higher by that."""
+    """A legend inside the picture if it fits, else above it, in a picture that is higher by that."""
     labels = axes.get_legend_handles_labels()[1]
     if len(labels) <= 4:
         axes.legend(loc="best")

@@ -1,4 +1,4 @@
-"""What was played: data, settings, versions and dates, for whoever was not there."""
+"""Settings of the runs: data, options, versions and dates."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -9,12 +9,12 @@ from lightning_fed.experiments.sweep.folder import CellFolder
 from lightning_fed.experiments.sweep.settings import Settings, differences
 
 OF_THE_RUN = {*SEEDS, "federation.run_dir", "federation.progress", "ckpt_path"}
-"""Settings that each run has of its own, or that no number depends on."""
+"""Settings that differ between runs, or that do not affect results."""
 
 
 def settings_table(runs: Sequence[RunFolder]) -> Layout:
-    """What the methods were played with, of the first run of each: a row per option that is used, a column for what all have in
-    common and one per method for what they do not; and which versions played them, where and when.
+    """Settings of the first run of each method: a row per option that is used, a column for what all methods have in common and one
+    per method for the rest; and the versions, machines and dates of the runs.
     """
     of_methods: dict[str, Settings] = {}
     for run in runs:
@@ -37,14 +37,14 @@ def settings_table(runs: Sequence[RunFolder]) -> Layout:
 
 
 def _said(name: str, value: object) -> str:
-    """A value as it is shown; nothing where an option is not used."""
+    """A value as text; empty if an option is not used."""
     if value is None or value is False:
         return ""
     return str(value).rpartition(".")[2] if name.endswith("class_path") else str(value)
 
 
 def _circumstances(runs: Sequence[RunFolder]) -> list[str]:
-    """Versions, machines and days; versions and machines are known of runs of a sweep."""
+    """Versions, machines and days; versions and machines are known for runs of a sweep."""
     days = sorted({datetime.fromtimestamp((run.path / "metrics.csv").stat().st_mtime, UTC).date().isoformat() for run in runs})
     records = [record for run in runs if (record := CellFolder(run.path.parent).result) is not None]
     found = {

@@ -1,4 +1,4 @@
-"""A whole report: the runs, their tables, and the folder they are written to."""
+"""A complete report: the runs, their tables, and the output folder."""
 
 import io
 from collections.abc import Collection, Mapping, Sequence
@@ -32,18 +32,18 @@ Format = Literal["md", "tex", "csv"]
 
 @dataclass(frozen=True)
 class Report:
-    """What a comparison came to.
+    """The report of a comparison.
 
     Args:
-        folders: where the runs are.
-        vary: keys in which they may differ although no sweep says so.
+        folders: folders of the runs.
+        vary: keys in which they may differ even if no sweep says so.
         runs: a row per run, see :func:`lightning_fed.experiments.report.load_runs`.
-        compared: what is compared in each setting.
+        compared: the comparison of each setting.
         tables: all tables, in order.
-        notes: what else must be said, such as runs that were left out.
-        commands: what played the runs.
-        tried: what methods were tuned in.
-        view: which round is reported.
+        notes: further notes, such as runs that were left out.
+        commands: commands of the runs.
+        tried: trials of tuned methods.
+        view: the reported round.
     """
 
     folders: Sequence[Path]
@@ -70,8 +70,8 @@ class Report:
         return "\n".join(map(markdown if format == "md" else latex, self.tables))
 
     def write(self, output: Path) -> None:
-        """Fill a folder with tables, pictures and ``report.html``."""
-        from lightning_fed.experiments.report.pictures import dots, pictures, values_tried  # matplotlib takes its time
+        """Write tables, pictures and ``report.html`` into a folder."""
+        from lightning_fed.experiments.report.pictures import dots, pictures, values_tried  # matplotlib takes long to import
 
         output.mkdir(parents=True, exist_ok=True)
         rounds, clients = (self._finished(load(*self.folders, vary=self.vary)) for load in (load_rounds, load_clients))
@@ -97,7 +97,7 @@ class Report:
         (output / "report.html").write_text(text)
 
     def _of_one_metric(self, rounds: pd.DataFrame, clients: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, str]:
-        """What is drawn, and its column: where methods are measured by different ones, it has each by its own."""
+        """The data to draw and their column; if methods have different metrics, a column with each method's own."""
         metrics = self.runs.set_index(list(KEY))["metric"]
         usual = str(metrics.mode().iloc[0])
         column = usual if metrics.map(stage_of).nunique() == 1 else f"monitor/test_{measure_of(usual)}"
@@ -113,12 +113,12 @@ class Report:
 
 
 def report_on(folders: Sequence[Path], vary: Collection[str] = (), **given: Any) -> Report:
-    """Read the runs below some folders and compare them, where nothing else is said as their sweep's ``report`` says.
+    """Read the runs below some folders and compare them, by default as their sweep's ``report`` says.
 
     Args:
-        folders: folders of runs, of sweeps, or above them.
+        folders: folders of runs, of sweeps, or parents of these.
         vary: see :func:`lightning_fed.experiments.report.folders.run_folders`.
-        **given: of :class:`.ReportOptions`; None: as the sweeps say.
+        **given: options of :class:`.ReportOptions`. None: as the sweeps say.
     """
     sweeps = dict(run.sweep for run in run_folders(folders, vary) if run.sweep)
     options = report_options(sweeps, {key: value for key, value in given.items() if value is not None})
@@ -140,7 +140,7 @@ def report_on(folders: Sequence[Path], vary: Collection[str] = (), **given: Any)
 
 
 def report_options(sweeps: Mapping[Path, Sweep], given: Mapping[str, Any]) -> ReportOptions:
-    """What to report: what was given, else what the sweeps say. Raises :class:`FederationError` if they say different things."""
+    """The options that were given, else those of the sweeps. Raises :class:`FederationError` if sweeps have different ones."""
     found: dict[str, Any] = {}
     for root, sweep in sweeps.items():
         for key, value in vars(sweep.report).items():
@@ -153,11 +153,11 @@ def report_options(sweeps: Mapping[Path, Sweep], given: Mapping[str, Any]) -> Re
 
 
 def _gathered(table: pd.DataFrame, columns: pd.Series, name: str) -> pd.DataFrame:
-    """A table with a column that has, of each run, the one that is named for it."""
+    """A table with a column that holds, for each run, the column that is named for it."""
     parts = table.groupby(list(columns.index.names), sort=False, dropna=False)
     return pd.concat([group.assign(**{name: group[columns[key]]}) for key, group in parts])
 
 
 def as_csv(table: pd.DataFrame) -> str:
-    """A table as text, with numbers as exact as single precision has them."""
+    """A table as CSV, with numbers in the precision of float32."""
     return table.to_csv(index=False, float_format="%.9g", lineterminator="\n")

@@ -1,4 +1,4 @@
-"""What runs found, as tables: a row per run, a row per round, a row per client."""
+"""Results of runs as tables: a row per run, per round, or per client."""
 
 import math
 import re
@@ -15,13 +15,13 @@ from lightning_fed.experiments.report.folders import RunFolder, run_folders
 from lightning_fed.experiments.report.views import COSTS, Cost, View, lower_is_better, measure_of, measured_in, stage_of, up_to
 
 KEY = ("method", "setting", "partition", "seed")
-"""Columns that say which run a row is of."""
+"""Columns that identify the run of a row."""
 
 UNSEEN = "as_received", "personalized", "fine_tuned"
-"""How clients are measured that are never trained with."""
+"""How clients are evaluated that never take part in training."""
 
 MONITOR = "monitor"
-"""The metric that each run's method reports itself by."""
+"""Stands for each method's own monitored metric."""
 
 
 def load_runs(
@@ -35,32 +35,35 @@ def load_runs(
     """A row per run below some folders.
 
     Args:
-        folders: folders of runs, of sweeps, or above them.
-        metric: column of ``metrics.csv``, with or without ``/mean``; ``monitor``: for each run what its method reports itself by.
-            None: the same, unless some report the clients' mean and others a global model; then what all of them have, the clients'
+        folders: folders of runs, of sweeps, or parents of these.
+        metric: column of ``metrics.csv``, with or without ``/mean``; ``monitor``: each method's own monitored metric. None: the
+            same, unless some methods report the clients' mean and others a global model; then what all of them have, the clients'
             mean after aggregation of the measure that the runs select by, ``after/test_accuracy/mean`` for classification.
-        target: value of the metric of which to find when it was first reached.
+        target: value of the metric; the row says when it was first reached.
         vary: see :func:`lightning_fed.experiments.report.folders.run_folders`.
-        at: which round is reported; see :class:`.View`.
-        equal: compare at equal cost: what was reached with the most rounds, bytes or FLOPs that all finished runs of a setting have
-            spent. Runs that send nothing have no part in saying how many bytes that is.
+        at: the reported round; see :class:`.View`.
+        equal: compare at equal cost: the value with the most rounds, bytes or FLOPs that all finished runs of a setting have spent.
+            Runs that send nothing do not count for bytes.
 
     Returns:
-        Columns: ``method``, ``setting``, the seeds ``partition`` and, of all else, ``seed``; ``model``, the method's class;
-        ``rounds`` that were played, ``planned`` ones, ``epochs`` per round, phase by phase; ``metric``, ``monitor``, that of the
-        run's method, and ``lower_is_better`` of the
-        metric; of it ``last``, the value when last measured, ``selected``, that at the round ``selected_round`` that is best on
-        validation data, ``best``, that at the round ``best_round`` that is best on test data, and with ``at="mean10"``, say,
-        ``mean10``; with ``equal="flops"``, say, ``equal_flops``, the value (``at`` which round, among those that count) and
-        ``equal_flops_budget``; over the clients as last measured, ``worst_tenth``, the mean of the worst tenth of them, ``pooled``,
-        each weighted by its test examples, and ``majority``, the accuracy of each client's most frequent label; ``unseen_<stage>``
-        of clients that are never trained with, where there are any, in the last round; of the whole run
-        ``bytes``, ``flops`` of the clients' training, ``server_flops`` of what the server itself learned and predicted, and
-        ``seconds`` (training, aggregation and measuring); ``target_round``, ``target_bytes``, ``target_flops``; ``folder``. What is
-        not known is NaN.
+        NaN stands for unknown values. Columns:
+
+        - ``method``, ``setting``, the seeds ``partition`` and ``seed`` (of everything else), ``model`` (the method's class);
+        - ``rounds`` that were run, ``planned`` ones, ``epochs`` per round, phase by phase;
+        - ``metric``, ``monitor`` (the monitored metric of the method), ``lower_is_better`` of the metric;
+        - the metric's ``last`` value, ``selected``, at the round ``selected_round`` that is best on validation data, ``best``, at
+          the round ``best_round`` that is best on test data, and with ``at="mean10"``, for example, ``mean10``; with
+          ``equal="flops"``, for example, ``equal_flops`` (its value at the round ``at``, among those that count) and
+          ``equal_flops_budget``;
+        - over the clients at their last evaluation: ``worst_tenth``, the mean of the worst tenth of them, ``pooled``, their mean
+          weighted by test examples, and ``majority``, the accuracy of each client's most frequent label; ``unseen_<stage>`` of
+          clients that never take part in training, if there are any, in the last round;
+        - of the whole run: ``bytes``, ``flops`` of the clients' training, ``server_flops`` of the server's own training and
+          predictions, ``seconds`` (training, aggregation and evaluation); ``target_round``, ``target_bytes``, ``target_flops``;
+          ``folder``.
 
     Raises:
-        FederationError: if there is no run, or if they differ in what was not to vary.
+        FederationError: if there is no run, or if they differ in something that is not meant to vary.
     """
     runs, view = run_folders(folders, vary), View(at)
     metrics = metrics_of(runs, metric)
@@ -86,19 +89,21 @@ def load_rounds(*folders: Path | str, vary: Collection[str] = ()) -> pd.DataFram
 
 
 def load_clients(*folders: Path | str, vary: Collection[str] = ()) -> pd.DataFrame:
-    """A row per run and client as last measured: ``method``, ``setting``, ``partition``, ``seed``, and all of ``clients.csv``."""
+    """A row per run and client, from its last evaluation: ``method``, ``setting``, ``partition``, ``seed``, and all of
+    ``clients.csv``.
+    """
     return _stacked([run for run in run_folders(folders, vary) if (run.path / "clients.csv").is_file()], read_clients)
 
 
 def load_crossed(*folders: Path | str, vary: Collection[str] = ()) -> pd.DataFrame:
-    """A row per run, client that trained and client that was tested on: ``method``, ``setting``, ``partition``, ``seed``, all of
-    ``cross.csv``, and the ``name`` of the client that trained.
+    """A row per run, trained client and tested client: ``method``, ``setting``, ``partition``, ``seed``, all of ``cross.csv``, and
+    the ``name`` of the trained client.
     """
     return _stacked([run for run in run_folders(folders, vary) if (run.path / "cross.csv").is_file()], read_crossed)
 
 
 def metrics_of(runs: Sequence[RunFolder], metric: str | None) -> list[str]:
-    """The column of each run that is meant; see :func:`load_runs`. Raises :class:`FederationError` if no run has it."""
+    """The column of each run that ``metric`` refers to; see :func:`load_runs`. Raises :class:`FederationError` if no run has it."""
     monitored = [run.monitor for run in runs]
     if metric == MONITOR or (metric is None and len(set(map(stage_of, monitored))) == 1):
         return monitored
@@ -106,7 +111,7 @@ def metrics_of(runs: Sequence[RunFolder], metric: str | None) -> list[str]:
 
 
 def _column(runs: Collection[RunFolder], metric: str | None) -> str:
-    """The column that is meant for all runs."""
+    """The column that ``metric`` refers to for all runs."""
     columns = list(dict.fromkeys(column for run in runs for column in read_rounds(run.path)))
     chosen = [match[1] for column in columns if (match := re.fullmatch(r"selected/test_(\w+)", column))]
     found = [match[1] for column in columns if (match := re.fullmatch(r"after/test_(\w+)/mean", column))]
@@ -146,7 +151,7 @@ def _row(run: RunFolder, rounds: pd.DataFrame, metric: str, view: View, target: 
 
 
 def _views(rounds: pd.DataFrame, metric: str, view: View, lower: bool) -> dict[str, float]:
-    """The numbers of a run: those that a table shows, and the one that was asked for."""
+    """The numbers of a run: those that a table shows, and the requested one."""
     found: dict[str, float] = {}
     for name in dict.fromkeys(("last", "selected", "best", view.at)):
         found[name] = View(name).value(rounds, metric, lower)
@@ -170,9 +175,7 @@ def _compare_at(table: pd.DataFrame, rounds: Sequence[pd.DataFrame], cost: Cost,
 
 
 def work_of(facts: Mapping[str, Any]) -> str:
-    """What a client does in a round, as ``run.json`` has it: ``1``, ``2 on low_rank + 3 on full_rank``, ``10 steps``; and what it
-    takes to fine-tune it before it is measured.
-    """
+    """A client's work in a round, from ``run.json``: ``1``, ``2 on low_rank + 3 on full_rank``, ``10 steps``; and fine-tuning."""
     said = _lengths(facts["training"]) or "0"
     return said + (f", fine-tuned {_lengths(facts['fine_tuning'])}" if facts["fine_tuning"] else "")
 
@@ -185,7 +188,7 @@ def _lengths(phases: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _of_clients(run: RunFolder, metric: str, lower: bool) -> dict[str, float]:
-    """What the spread over clients comes to; it is known for the clients' own models after aggregation."""
+    """Statistics over clients; they are known for the clients' own models after aggregation."""
     path, column = run.path / "clients.csv", f"test/{measure_of(metric)}"
     unknown = dict.fromkeys(("worst_tenth", "pooled", "majority"), math.nan)
     if not path.is_file() or not metric.startswith("after/test_"):
@@ -204,13 +207,13 @@ def _of_clients(run: RunFolder, metric: str, lower: bool) -> dict[str, float]:
 
 
 def _of_unseen(rounds: pd.DataFrame, metric: str) -> dict[str, float]:
-    """What clients reached in the last round that were never trained with, where there are any."""
+    """Results in the last round of clients that never take part in training, if there are any."""
     columns = {stage: f"unseen/{stage}/test_{measure_of(metric)}/mean" for stage in UNSEEN}
     return {f"unseen_{stage}": rounds[name].dropna().iloc[-1] for stage, name in columns.items() if name in rounds}
 
 
 def _to_target(measured: pd.DataFrame, metric: str, target: float, lower: bool) -> dict[str, float]:
-    """Round and costs at which a run first was as good as the target."""
+    """Round and costs at which a run first reached the target."""
     good = measured[metric] <= target if lower else measured[metric] >= target
     reached = measured[good]
     sources = {"round": "round", "bytes": "traffic/total_bytes", "flops": "compute/total_flops"}
@@ -220,7 +223,7 @@ def _to_target(measured: pd.DataFrame, metric: str, target: float, lower: bool) 
 def _stacked(runs: Collection[RunFolder], read: Callable[[Path], pd.DataFrame]) -> pd.DataFrame:
     tables = []
     for run in runs:
-        table = read(run.path).copy()  # in one piece: pandas would warn of each column that is put into many
+        table = read(run.path).copy()  # defragmented: otherwise pandas warns about each inserted column
         for place, name in enumerate(KEY):
             table.insert(place, name, getattr(run, name))
         tables.append(table)

@@ -1,4 +1,4 @@
-"""What partitions and training seeds do to a comparison: shares of the variance, rankings that flip, and how many it takes."""
+"""Effects of partitions and training seeds: shares of the variance, changed rankings, and how many partitions are needed."""
 
 import numpy as np
 import pandas as pd
@@ -18,8 +18,8 @@ from lightning_fed.experiments.report.statistics import (
 
 
 def seed_tables(comparison: Comparison) -> list[Layout]:
-    """From measure to measure where differences come from, and what it takes to separate each pair of methods. None where there is
-    no second method, or no second partition.
+    """For each measure, the sources of differences, and how many partitions separate each pair of methods. Empty without a second
+    method, or a second partition.
     """
     rows, groups = list[list[Entry]](), dict[int, str]()
     for measure, called in comparison.measures.items():
@@ -35,7 +35,7 @@ def seed_tables(comparison: Comparison) -> list[Layout]:
 
 
 def _rows(comparison: Comparison, measure: str) -> list[list[Entry]]:
-    """Of each difference to the baseline: its interval, shares of its variance, flips, and what it takes."""
+    """For each difference to the baseline: its interval, shares of its variance, flips, and the partitions needed."""
     rows = []
     for method, apart in comparison.differences(measure).items():
         cells = comparison.cells(measure, method, comparison.baseline)
@@ -53,7 +53,7 @@ def _rows(comparison: Comparison, measure: str) -> list[list[Entry]]:
 
 
 def _pairs(comparison: Comparison) -> Layout:
-    """How many partitions it takes to separate each pair."""
+    """How many partitions are needed to separate each pair."""
     names, rows = comparison.alike, []
     for place, one in enumerate(names[:-1]):
         needed = [_needed(comparison.cells(comparison.compared, one, other)) for other in names[place + 1 :]]
@@ -63,12 +63,12 @@ def _pairs(comparison: Comparison) -> Layout:
 
 
 def _has_shares(comparison: Comparison) -> bool:
-    """Whether partitions and training can be told apart."""
+    """Whether the effects of partitions and of training can be separated."""
     return comparison.crossed and len(comparison.seeds) > 1
 
 
 def _notes(comparison: Comparison) -> list[str]:
-    """In words: what one partition alone would have said, where variance comes from, and how to read the table."""
+    """Notes: results of single partitions, sources of variance, and how to read the table."""
     notes = []
     for method in comparison.alike:
         cells = comparison.cells(comparison.compared, method, comparison.baseline)
@@ -103,7 +103,7 @@ def _first(comparison: Comparison) -> list[str]:
 
 
 def _of_results(comparison: Comparison) -> list[str]:
-    """Where the variance of the results themselves comes from, if all runs are there."""
+    """Sources of the variance of the results themselves, if all runs are there."""
     tables = [of.unstack("seed").to_numpy(float) for of in comparison.values(comparison.compared).values()]
     alike = all(table.shape == tables[0].shape and not np.isnan(table).any() for table in tables)
     if not alike or min(len(tables), *tables[0].shape) < 2:

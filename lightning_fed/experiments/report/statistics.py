@@ -1,9 +1,9 @@
-r"""What a comparison says of partitions and training seeds that were not played: arrays in, numbers out.
+r"""Inference from a comparison to new partitions and training seeds: arrays in, numbers out.
 
 A difference between two methods is known for partitions :math:`p = 1 \dots P` and training seeds :math:`t = 1 \dots T`. Both are
 random, and crossed: :math:`x_{pt} = \mu + a_p + b_t + e_{pt}`, with variances :math:`\sigma_a^2`, :math:`\sigma_b^2` and
-:math:`\sigma_e^2`. An interval for :math:`\mu` holds for a partition and a training seed that nobody has drawn yet. Neither
-SciPy nor statsmodels has it for so few.
+:math:`\sigma_e^2`. An interval for :math:`\mu` holds for a new partition and a new training seed. Neither SciPy nor statsmodels has
+it for so few.
 """
 
 import math
@@ -22,19 +22,19 @@ Cells = NDArray[np.float64]
 CONFIDENCE, POWER = 0.95, 0.8
 
 MOST_PARTITIONS = 1000
-"""How far it is looked how many partitions it takes."""
+"""Maximum number of partitions to try."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean and how far off it may be.
+    """A mean and its uncertainty.
 
     Args:
-        mean: over the cells.
-        error: its standard error; NaN where nothing is known of it.
+        mean: mean over the cells.
+        error: its standard error; NaN if it is unknown.
         df: degrees of freedom of the error.
-        partitions: how many the mean is over.
-        seeds: with how many training seeds each.
+        partitions: number of partitions.
+        seeds: number of training seeds for each partition.
     """
 
     mean: float
@@ -45,7 +45,7 @@ class Estimate:
 
     @property
     def half_width(self) -> float:
-        """Of the 95 % interval around the mean."""
+        """Half the width of the 95 % interval around the mean."""
         return float(stats.t.ppf((1 + CONFIDENCE) / 2, self.df) * self.error)
 
     @property
@@ -55,7 +55,7 @@ class Estimate:
 
     @property
     def p_value(self) -> float:
-        """Of the two-sided test that what is estimated is 0; 1 where nothing is known."""
+        """P-value of the two-sided test for a mean of 0; 1 if it is unknown."""
         if math.isnan(self.error) or not self.error:
             return float(math.isnan(self.error) or not self.mean)
         return float(2 * stats.t.sf(abs(self.mean) / self.error, self.df))
@@ -63,12 +63,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Components:
-    r"""Variances of what a cell is made of, without bias: what is little may come out below 0.
+    r"""Unbiased variance components of a cell; small ones may be estimated below 0.
 
     Args:
-        partition: :math:`\sigma_a^2`; with one training seed, or another one for each partition, with all else.
-        training: :math:`\sigma_b^2`; NaN where it is not known apart.
-        rest: :math:`\sigma_e^2`, what a training seed does on one partition and not on others; NaN where it is not known apart.
+        partition: :math:`\sigma_a^2`; with one training seed, or another one for each partition, it includes the others.
+        training: :math:`\sigma_b^2`; NaN if it cannot be separated.
+        rest: :math:`\sigma_e^2`, the effect of a training seed on one partition only; NaN if it cannot be separated.
     """
 
     partition: float
@@ -77,8 +77,8 @@ class Components:
 
 
 def complete(cells: Cells) -> Cells:
-    """The cells without gaps: while one is missing, the partition or the training seed goes that lacks most of its own. Where no
-    two cells have either in common, each is a partition with a training seed of its own: shape (N, 1).
+    """The cells without gaps: while one is missing, the partition or training seed with the largest share of missing cells is
+    removed. If no two cells have either in common, each is a partition with its own training seed: shape (N, 1).
 
     Args:
         cells: NaN where a cell is missing.
@@ -94,8 +94,8 @@ def complete(cells: Cells) -> Cells:
 
 
 def mean_squares(cells: Cells) -> tuple[float, float, float]:
-    r"""Of partitions, :math:`MS_P = \frac{T}{P-1} \sum_p (\bar x_{p\cdot} - \bar x)^2`, of training seeds, :math:`MS_T` likewise,
-    and of their interaction, :math:`MS_E`, with :math:`(P-1)(T-1)` degrees of freedom.
+    r"""Mean squares of partitions, :math:`MS_P = \frac{T}{P-1} \sum_p (\bar x_{p\cdot} - \bar x)^2`, of training seeds,
+    :math:`MS_T` likewise, and of their interaction, :math:`MS_E`, with :math:`(P-1)(T-1)` degrees of freedom.
 
     Args:
         cells: at least two partitions and training seeds.
@@ -110,9 +110,9 @@ def error_of(ms_p: Any, ms_t: Any, ms_e: Any, partitions: Any, seeds: int) -> tu
     r"""Variance of the mean of P x T cells, and its degrees of freedom.
 
     :math:`PT \cdot Var(\bar x) = T \sigma_a^2 + P \sigma_b^2 + \sigma_e^2 = E[MS_P + MS_T - MS_E]`. Satterthwaite's degrees of
-    freedom are the combination's square over :math:`MS_P^2/(P-1) + MS_T^2/(T-1) + MS_E^2/((P-1)(T-1))`. A variance that comes out
-    below 0 is taken as 0: without partitions' the combination is :math:`MS_T`, with T - 1 degrees of freedom, without training's
-    :math:`MS_P`, and without both the variance over all cells, with PT - 1.
+    freedom are the combination's square over :math:`MS_P^2/(P-1) + MS_T^2/(T-1) + MS_E^2/((P-1)(T-1))`. A variance that is
+    estimated below 0 is taken as 0: without that of partitions the combination is :math:`MS_T`, with T - 1 degrees of freedom;
+    without that of training it is :math:`MS_P`; without both it is the variance over all cells, with PT - 1.
 
     Args:
         ms_p: :math:`MS_P`.
@@ -134,8 +134,8 @@ def error_of(ms_p: Any, ms_t: Any, ms_e: Any, partitions: Any, seeds: int) -> tu
 
 
 def estimate(cells: Cells) -> Estimate:
-    """The mean, and its error for new partitions and training seeds. With one training seed it is Student's, over partitions; with
-    one partition it is Student's, over training seeds, and holds for this partition alone.
+    """The mean, and its error for new partitions and training seeds. With one training seed the interval is Student's, over
+    partitions; with one partition it is Student's, over training seeds, and only holds for this partition.
 
     Args:
         cells: without gaps, see :func:`complete`.
@@ -153,7 +153,7 @@ def estimate(cells: Cells) -> Estimate:
 
 
 def components(cells: Cells) -> Components:
-    """Where the variance comes from, by the expected mean squares. Of one partition nothing is known but NaN.
+    """Variance components by the expected mean squares. With one partition all are NaN.
 
     Args:
         cells: without gaps, see :func:`complete`.
@@ -168,7 +168,7 @@ def components(cells: Cells) -> Components:
 
 
 def of_methods(values: NDArray[np.float64]) -> dict[str, float]:
-    r"""Components of several methods' results, without bias:
+    r"""Unbiased variance components of several methods' results:
     :math:`x_{mpt} = \mu_m + P_p + T_t + (PT)_{pt} + (mP)_{mp} + (mT)_{mt} + e_{mpt}`. They follow from the table of
     means over the methods and from the differences between methods.
 
@@ -195,13 +195,13 @@ def of_methods(values: NDArray[np.float64]) -> dict[str, float]:
 
 
 def flips(cells: Cells) -> int:
-    """In how many partitions the mean difference is on the other side of 0 than over all."""
+    """Number of partitions in which the mean difference has the opposite sign of the overall mean."""
     return int((cells.mean(1) * cells.mean() < 0).sum())
 
 
 def partitions_needed(mean: float, of: Components, seeds: int) -> int | None:
-    """With how many partitions a difference is found (two-sided, at 5 %) in 80 of 100 sweeps, if it and its variances are what they
-    were estimated to be. None: not with :data:`MOST_PARTITIONS`.
+    """Number of partitions with which a difference is found (two-sided, at 5 %) in 80 of 100 sweeps, if it and its variances are as
+    estimated. None: more than :data:`MOST_PARTITIONS`.
     """
     P = np.arange(2, MOST_PARTITIONS + 1)
     if math.isnan(of.training):
@@ -210,12 +210,12 @@ def partitions_needed(mean: float, of: Components, seeds: int) -> int | None:
         partition, training = max(of.partition, 0.0), max(of.training, 0.0)
         variance, df = error_of(of.rest + seeds * partition, of.rest + P * training, of.rest + 0 * P, P, seeds)
     with np.errstate(divide="ignore", invalid="ignore"):
-        away = np.minimum(abs(mean) / np.sqrt(variance), 30.0)  # beyond, SciPy's distribution gives out, and power is 1
+        away = np.minimum(abs(mean) / np.sqrt(variance), 30.0)  # beyond, SciPy's distribution fails, and power is 1
     critical = stats.t.ppf((1 + CONFIDENCE) / 2, df)
     enough = stats.nct.sf(critical, df, away) + stats.nct.cdf(-critical, df, away) >= POWER
     return int(P[enough.argmax()]) if enough.any() else None
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Corrected for how many they are."""
+    """P-values with Holm's correction for their number."""
     return list(map(float, multipletests(p_values, method="holm")[1])) if p_values else []

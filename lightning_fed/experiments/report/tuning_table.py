@@ -1,4 +1,4 @@
-"""What the methods of a sweep were tuned in: what was tried, what was chosen, and how much it mattered."""
+"""Tuned values of a sweep's methods: which were tried and chosen, and their scores."""
 
 from collections.abc import Sequence
 from math import isnan
@@ -10,7 +10,7 @@ from lightning_fed.experiments.sweep.tuning import Trial, at_edges, chosen, grou
 
 
 def tuning_tables(sweep: Sweep, tried: Sequence[Trial]) -> list[Layout]:
-    """A row per method and setting; none if nothing was tuned."""
+    """A row per method and setting; empty without tuning."""
     rows, groups, best = list[list[Entry]](), dict[int, str](), chosen(tried)
     for (setting, method), trials in grouped(tried).items():
         if setting and setting not in groups.values():
@@ -29,7 +29,7 @@ def tuning_tables(sweep: Sweep, tried: Sequence[Trial]) -> list[Layout]:
 
 
 def _row(sweep: Sweep, trials: Sequence[Trial], best: str | None) -> list[Entry]:
-    """What was tried of a method, from best to worst."""
+    """The values of a method, from best to worst."""
     tried = Entry(", ".join(trial.cell.value + ("" if trial.status == "finished" else f" ({trial.status})") for trial in trials))
     known = sorted((trial for trial in trials if not isnan(trial.score)), key=lambda trial: -trial.score)
     if best is None or not known:
@@ -41,6 +41,6 @@ def _row(sweep: Sweep, trials: Sequence[Trial], best: str | None) -> list[Entry]
 
 
 def score_text(trial: Trial) -> str:
-    """The metric on validation data."""
+    """The metric on validation data, as text."""
     value = trial.score if trial.higher_is_better else -trial.score
     return f"{100 * value:.2f} %" if in_percent(trial.metric) else f"{value:.4g}"

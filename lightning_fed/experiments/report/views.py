@@ -1,4 +1,4 @@
-"""Which of a run's rounds a number is of: the last, the best on validation data, the best on test data, or the mean of several."""
+"""The round of a run that is reported: the last, the best on validation data, the best on test data, or the mean of several."""
 
 import math
 import re
@@ -16,17 +16,17 @@ LOWER_IS_BETTER = {"loss", "perplexity", "ter", "rmse", "mae"}
 Cost = Literal["rounds", "bytes", "flops"]
 
 COSTS: dict[Cost, str] = {"rounds": "round", "bytes": "traffic/total_bytes", "flops": "compute/total_flops"}
-"""What a round had cost when it was over, since the first: columns of ``metrics.csv``."""
+"""Total costs at the end of a round: columns of ``metrics.csv``."""
 
 
 def measure_of(metric: str) -> str:
-    """The name of what a column measures: ``accuracy`` of ``after/test_accuracy/mean``."""
+    """The measure of a column: ``accuracy`` for ``after/test_accuracy/mean``."""
     match = re.search(r"(?:test|val)[_/](\w+)", metric)
     return match[1] if match else metric
 
 
 def stage_of(metric: str) -> str:
-    """Whose a number is, and when: ``after``, of the clients' models after aggregation, or ``global``, say."""
+    """The stage of a column: ``after`` for the clients' models after aggregation, or ``global``, for example."""
     return metric.partition("/")[0]
 
 
@@ -36,11 +36,11 @@ def in_percent(metric: str) -> bool:
 
 
 def lower_is_better(metric: str, facts: Mapping[str, Any] | None = None) -> bool:
-    """Whether small values of a column are good ones.
+    """Whether smaller values of a column are better.
 
     Args:
         metric: the column.
-        facts: what a run says of itself in ``run.json``, where its monitored metric may be a measure of the user's own.
+        facts: content of ``run.json``, if the monitored metric may be a user's own measure.
     """
     if facts and measure_of(facts["monitor"]) == measure_of(metric):
         return not facts["higher_is_better"]
@@ -52,40 +52,40 @@ class View:
     """How a run's rounds become one number.
 
     Args:
-        at: ``last``: when last measured; ``selected``: at the round that is best on validation data; ``best``: at the round that is
-            best on what is reported itself, which is a choice on test data; ``mean10``, or another number: the mean of the last ten
-            rounds that were measured.
+        at: ``last``: the last evaluation; ``selected``: the round that is best on validation data; ``best``: the round that is best
+            on the reported metric itself, which selects on test data; ``mean10``, or another number: the mean of the last ten
+            evaluated rounds.
 
     Raises:
-        FederationError: if it is none of these.
+        FederationError: for any other value.
     """
 
     at: str = "last"
 
     def __post_init__(self) -> None:
-        """Refuse what is no view."""
+        """Refuse unknown views."""
         if not VIEWS.fullmatch(self.at):
             raise FederationError(f"at is {self.at!r}, expected last, selected, best or, say, mean10.")
 
     @property
     def span(self) -> int:
-        """How many rounds the mean is over; 0 where it is no mean."""
+        """Number of rounds that are averaged; 0 without averaging."""
         match = VIEWS.fullmatch(self.at)
         return int(match[1]) if match and match[1] else 0
 
     @property
     def called(self) -> str:
-        """The heading of a column of such numbers."""
+        """Heading of a column of such numbers."""
         names = {"last": "last round", "selected": "best on validation", "best": "best measured round, chosen on test data"}
         return names.get(self.at) or f"mean of the last {self.span} measured rounds"
 
     def value(self, rounds: pd.DataFrame, metric: str, lower: bool | None = None) -> float:
-        """The number of a run; NaN where its rounds do not have it.
+        """The number of a run; NaN if its rounds do not have it.
 
         Args:
-            rounds: its ``metrics.csv``, or the first rounds of it.
+            rounds: its ``metrics.csv``, or its first rounds.
             metric: a column.
-            lower: whether small values of it are good ones; None: its name says so.
+            lower: whether smaller values are better. None: determined from its name.
         """
         measured = measured_in(rounds, metric)
         if self.span:
@@ -94,7 +94,7 @@ class View:
         return math.nan if row is None else float(row[metric])
 
     def row(self, rounds: pd.DataFrame, metric: str, lower: bool | None = None) -> "pd.Series | None":
-        """The round that is looked at; None if there is none, or if it is several. Arguments are those of :meth:`value`."""
+        """The reported round; None if there is none, or if there are several. Arguments are those of :meth:`value`."""
         measured = measured_in(rounds, metric)
         by = {"selected": metric.replace("test_", "val_"), "best": metric, "last": "round"}.get(self.at)
         lower = lower_is_better(metric) if lower is None else lower
@@ -105,7 +105,7 @@ class View:
 
 
 def measured_in(rounds: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The rounds in which a column was measured."""
+    """The rounds in which a column was evaluated."""
     return rounds[rounds[metric].notna()] if metric in rounds else rounds[:0]
 
 
@@ -115,7 +115,7 @@ def up_to(rounds: pd.DataFrame, cost: Cost, budget: float) -> pd.DataFrame:
 
 
 def rough(number: float) -> str:
-    """Three digits and a power of ten; nothing is 0."""
+    """A number with three digits and a power of ten; 0 as 0."""
     if not number:
         return "0"
     return f"{number:.2e}".replace("e+0", "e").replace("e+", "e")

@@ -1,4 +1,4 @@
-"""A table written for Markdown, LaTeX, HTML and a terminal."""
+"""Tables as Markdown, LaTeX, HTML and terminal output."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ TEX = str.maketrans(
     | {"±": r"$\pm$", "−": "$-$", "×": r"$\times$", "–": "--", "α": r"$\alpha$"}
     | {mark: f"$^{number}$" for number, mark in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
 )
-"""How LaTeX writes what means something else to it, and signs that a plain font lacks."""
+"""LaTeX code of its special characters, and of signs that a plain font lacks."""
 
 
 def markdown(table: Layout) -> str:
-    """For GitHub and Sphinx."""
+    """A table for GitHub and Sphinx."""
     table = table.marked()
     lines = [
         [f"**{said}**" if entry.bold and (said := _markdown(entry.text)) else _markdown(entry.text) for entry in row]
@@ -68,8 +68,8 @@ def html(table: Layout) -> str:
 
 
 def terminal(table: Layout, width: int) -> Group:
-    """For rich to print: turned on its side where it is wider than the terminal and narrower so, and in as many tables, one below
-    the other, as it takes that no line is broken.
+    """Output for rich: transposed if it is wider than the terminal and narrower that way, and split into several tables, one below
+    the other, so that no line is broken.
     """
     table = table.marked()
     grid, groups = [[Entry(column) for column in table.columns], *table.rows], table.groups
@@ -104,7 +104,7 @@ def _for_rich(grid: Sequence[Sequence[Entry]], groups: Mapping[int, str]) -> Ric
 
 
 def _width(grid: Sequence[Sequence[Entry]]) -> int:
-    """Characters that a table takes if nothing is broken."""
+    """Width of a table in characters without broken lines."""
     return sum(max(len(entry.text) for entry in column) + 3 for column in zip(*grid, strict=True)) + 1
 
 
@@ -114,10 +114,10 @@ def _html(entry: Entry) -> str:
 
 
 def _tex(text: str) -> str:
-    """Text with LaTeX's own characters escaped."""
+    """Text with LaTeX's special characters escaped."""
     return " ".join(text.split()).translate(TEX)
 
 
 def _markdown(text: str) -> str:
-    """Text with Markdown's own characters escaped, of underscores those that are not inside a word."""
+    """Text with Markdown's special characters escaped; underscores only if they are not inside a word."""
     return re.sub(r"[\\|*`<\[\]~$]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", " ".join(text.split()))

@@ -1,1 +1,1 @@
-"""Many runs of one comparison: what is to be played, and who plays it. Nothing here waits for torch."""
+"""Sweeps: the runs of a comparison, and how they are run. Nothing here loads torch."""

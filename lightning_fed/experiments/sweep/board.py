@@ -1,4 +1,4 @@
-"""TensorBoard over a sweep: of each method a line, the mean over its finished runs, and a band."""
+"""TensorBoard for a sweep: for each method the mean over its finished runs as a line, and a band."""
 
 import csv
 import json
@@ -12,18 +12,18 @@ from lightning_fed.experiments.sweep.folder import CellFolder
 from lightning_fed.experiments.sweep.plan import Cell, file_name
 
 BOARD = "curves"
-"""The folder of a sweep's folder for ``tensorboard --logdir``."""
+"""Subfolder of a sweep's folder for ``tensorboard --logdir``."""
 
 MEAN, LOWER, UPPER = "sweep/mean", "sweep/mean - std", "sweep/mean + std"
 
 
 def write_board(folder: Path, cells: Iterable[tuple[Cell, CellFolder]]) -> None:
-    """Write, for each setting and method, the mean of the monitored metric over some runs, and one standard deviation below and
-    above it, at the rounds at which all of them were measured. CUSTOM SCALARS draws them as a line with a band.
+    """Write, for each setting and method, the mean of the monitored metric over runs and one standard deviation below and above it,
+    at the rounds at which all of them were evaluated. CUSTOM SCALARS shows them as a line with a band.
 
     Args:
-        folder: the sweep's. Events of the same methods that were written before are replaced.
-        cells: finished runs and where they are.
+        folder: folder of the sweep. Earlier events of the same methods are replaced.
+        cells: finished runs and their folders.
     """
     curves: dict[tuple[str, str], list[dict[int, float]]] = {}
     for cell, place in cells:
@@ -34,19 +34,19 @@ def write_board(folder: Path, cells: Iterable[tuple[Cell, CellFolder]]) -> None:
         before = list(board.glob("events.*"))
         write_curves(board, of_runs)
         for events in before:
-            with suppress(FileNotFoundError):  # of another process that plays the same sweep
+            with suppress(FileNotFoundError):  # another process may run the same sweep
                 events.unlink()
 
 
 def curve(run: Path) -> dict[int, float]:
-    """The monitored metric on test data by round, where it was measured."""
+    """The monitored metric on test data by round, where it was evaluated."""
     monitor = json.loads((run / "run.json").read_text())["monitor"]
     with (run / "metrics.csv").open(newline="") as file:
         return {int(float(row["round"])): float(row[monitor]) for row in csv.DictReader(file) if row.get(monitor)}
 
 
 def write_curves(folder: Path, curves: Sequence[dict[int, float]]) -> None:
-    """Events with the mean and the band of some runs."""
+    """Write events with the mean and the band of some runs."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter

@@ -1,4 +1,4 @@
-"""The folder of a cell: who plays it, and what became of it."""
+"""The folder of a cell: its lock and its results."""
 
 import csv
 import fcntl
@@ -18,15 +18,15 @@ from lightning_fed.locks import taken
 
 @dataclass(frozen=True)
 class CellRecord:
-    """What became of a cell so far.
+    """The state of a cell so far.
 
     Args:
         status: ``finished``, ``failed`` or ``interrupted``.
         seconds: wall-clock time of all attempts together.
-        command: what played it.
-        error: the last line that a failed one printed.
-        versions: of Python and the libraries that decide numbers.
-        commit: of the repository in the working directory, ``+changes`` if files differ from it; empty without one.
+        command: command of the run.
+        error: last line that a failed run printed.
+        versions: versions of Python and of the libraries that affect results.
+        commit: commit of the repository in the working directory, ``+changes`` if files differ from it; empty without one.
         machine: system, processor, cores.
     """
 
@@ -48,7 +48,7 @@ class CellFolder:
 
     @property
     def result(self) -> CellRecord | None:
-        """What ``cell.json`` says; None before the first attempt. Raises :class:`FederationError` if no sweep wrote it."""
+        """The content of ``cell.json``; None before the first attempt. Raises :class:`FederationError` if no sweep wrote it."""
         path = self.path / "cell.json"
         if not path.is_file():
             return None
@@ -70,7 +70,7 @@ class CellFolder:
 
     @property
     def rounds(self) -> int:
-        """How many rounds that run has finished."""
+        """Number of rounds that this run has finished."""
         if self.run is None:
             return 0
         with (self.run / "metrics.csv").open(newline="") as file:
@@ -78,31 +78,31 @@ class CellFolder:
 
     @property
     def last_line(self) -> str:
-        """The last line of the log that says something."""
+        """The last non-empty line of the log."""
         lines = self.log.read_text(errors="replace").split("\n") if self.log.is_file() else []
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     @contextmanager
     def locked(self) -> Iterator[int | None]:
-        """Hold the cell within the block; gives None if another process does.
+        """A context that locks the cell; yields None if another process holds the lock.
 
-        What is given is the open lock: a process that inherits it goes on holding the cell, also when its parent is killed.
+        Otherwise it yields the open lock file: a process that inherits it keeps holding the lock, even if its parent is killed.
 
         Raises:
-            FederationError: where files cannot be locked.
+            FederationError: if files cannot be locked.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
         try:
             try:
                 held = taken(descriptor)
-            except OSError as error:  # of some network file systems
+            except OSError as error:  # on some network file systems
                 raise FederationError(
                     f"{self.path} cannot be locked ({error.strerror}), so two could play it: give the sweep a folder on a file "
                     "system with locks."
                 ) from error
             while not held and taken(descriptor, shared=True):
-                # Who plays the cell would have left no room for this either: somebody only asks for its status.
+                # A running cell would hold the lock exclusively: another process is only reading the status.
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
                 time.sleep(0.001)
                 held = taken(descriptor)
@@ -112,26 +112,24 @@ class CellFolder:
 
     @property
     def status(self) -> str:
-        """``waiting`` before the first attempt, ``playing`` while somebody holds it, else what became of it."""
+        """``waiting`` before the first attempt, ``playing`` while a process holds the lock, else the status of the last attempt."""
         result = self.result
         if result is None:
             return "waiting"
         if result.status == "finished":
-            return "finished"  # and nobody plays it again
+            return "finished"  # it is never run again
         descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
         try:
             if not taken(descriptor, shared=True):
                 return "playing"
-            result = self.result  # of who may have held it until now
+            result = self.result  # the process that held the lock may have written it
         finally:
             os.close(descriptor)
         return result.status if result else "waiting"
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file aside, and then put it in its place: whoever reads it, on whichever machine, has all of it, or what was there
-    before.
-    """
+    """Write a file under another name and rename it: readers on any machine see all of it, or the previous file."""
     aside = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")
     aside.write_text(text)
     aside.replace(path)

@@ -1,4 +1,4 @@
-"""Processes of cells that are forks of one in which everything is imported already."""
+"""Processes of cells that are forked from one with all imports done."""
 
 import signal
 import subprocess
@@ -17,18 +17,18 @@ from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.processes import environment
 
 FORK_SERVER = (sys.executable, "-m", "lightning_fed.cli.fork_server")
-"""What plays cells in forks of itself; its last argument is its end of the pipe."""
+"""The command that forks itself for cells; its last argument is its end of the pipe."""
 
 LIBRARIES = {"datasets", "pandas", "peft", "scipy", "sklearn", "tokenizers", "torchvision", "transformers"}
-"""What takes long to import, and not all runs need."""
+"""Libraries that take long to import and that not all runs need."""
 
 LOST = 128 + signal.SIGTERM
-"""Stands for the exit code of a fork of which nothing is known any more. If it lives on, it goes on holding its cell."""
+"""Stands for the exit code of a fork whose state is unknown. If it is still running, it keeps holding its cell."""
 
 
 @dataclass(frozen=True)
 class CellRequest:
-    """Asks the fork server for a process, by a number of its own; what else it says, see :class:`Start`. The lock follows."""
+    """Asks the fork server for a process with this number; for the other fields see :class:`Start`. The lock follows."""
 
     number: int
     args: list[str]
@@ -38,7 +38,7 @@ class CellRequest:
 
 @dataclass(frozen=True)
 class SignalRequest:
-    """Asks the fork server to give a process a signal; SIGKILL, those that it has started, too."""
+    """Asks the fork server to send a signal to a process; for SIGKILL also to the processes that it has started."""
 
     number: int
     signal: int
@@ -46,17 +46,17 @@ class SignalRequest:
 
 @dataclass(frozen=True)
 class ImportRequest:
-    """Tells the fork server what cells are going to import."""
+    """Tells the fork server which modules cells will import."""
 
     modules: list[str]
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The fork server's word that a process is over.
+    """The fork server's message that a process has ended.
 
     Args:
-        number: of the process.
+        number: number of the process.
         code: its exit code, or the negative number of the signal that ended it.
     """
 
@@ -65,12 +65,11 @@ class Ended:
 
 
 class ForkServer:
-    """Starts processes of cells as forks of one that has imported torch, Lightning and what else they need: a fork has everything
-    to itself as any process has, and begins where others would still wait for libraries. If the server dies, the next cell gets
-    another one.
+    """Starts processes of cells as forks of a process that has imported torch, Lightning and what else they need. A fork is a
+    separate process, but starts without waiting for imports. If the server dies, the next cell starts another one.
 
     Args:
-        threads: of torch, of each cell.
+        threads: number of torch threads of each cell.
     """
 
     _connection: Connection
@@ -87,13 +86,13 @@ class ForkServer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """End the server. Forks that are still there live on."""
+        """End the server. Running forks continue."""
         self._end()
 
     def __call__(self, args: Sequence[str], log: Path, lock: int, variables: Mapping[str, str]) -> "Fork":
         """Start a process, see :class:`Start`."""
         if self._process.poll() is not None:
-            self.receive()  # what it said last
+            self.receive()  # pending messages
             self._end()
             self._launch()
             self.prepare()
@@ -103,21 +102,21 @@ class ForkServer:
         return fork
 
     def prepare(self) -> None:
-        """Let cells find imported what this process has of :data:`LIBRARIES`, since it has built what they are made of."""
+        """Let the server import those of :data:`LIBRARIES` that this process has imported to build the cells' objects."""
         self._send(ImportRequest([name for name in sys.modules if name.partition(".")[0] in LIBRARIES]))
 
     def give(self, number: int, of: int) -> None:
-        """Give a process a signal."""
+        """Send a signal to a process."""
         if self._is_ready:
             self._send(SignalRequest(number, of))
-        else:  # it has started nobody yet
+        else:  # it has not started any process yet
             self._end()
 
     def receive(self, seconds: float = 0.0) -> None:
-        """Take in what the server says, and wait so long for it.
+        """Process messages of the server, waiting up to ``seconds`` for them.
 
         Raises:
-            FederationError: if it has ended before it could start anything.
+            FederationError: if the server has ended before it could start anything.
         """
         try:
             while self._connection.poll(seconds):
@@ -141,7 +140,7 @@ class ForkServer:
             if lock is not None:
                 send_handle(self._connection, lock, self._process.pid)
         except ConnectionError:
-            self.receive()  # it has ended, and that is told there
+            self.receive()  # it has ended, which is reported there
 
     def _launch(self) -> None:
         self._connection, theirs = Pipe()
@@ -164,7 +163,7 @@ class ForkServer:
         self._lose()
 
     def _lose(self) -> None:
-        """Nobody says any more what becomes of the forks."""
+        """Mark all forks as lost: their exit codes will never arrive."""
         for fork in self._forks.values():
             fork.returncode = LOST
         self._forks.clear()

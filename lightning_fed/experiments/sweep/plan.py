@@ -1,4 +1,4 @@
-"""What a sweep plays: methods × points of a grid × seeds, as a list of runs."""
+"""The runs of a sweep: methods × points of a grid × seeds."""
 
 import itertools
 import json
@@ -11,19 +11,19 @@ from typing import Any, Literal
 from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, plain
 
 Overrides = dict[str, Any]
-"""Options of ``lightning-fed fit`` without their dashes, and their values."""
+"""Options of ``lightning-fed fit`` without dashes, and their values."""
 
 OF_SEED, OF_PARTITION = "{seed}", "{partition}"
-"""What stands for a run's seeds in the values of overrides: paths to something that has been made for each."""
+"""Placeholders of a run's seeds in values of overrides, such as paths to files that exist for each seed."""
 
 Seeds = list[int] | dict[str, list[int]]
-"""Of a sweep: whole numbers, or those of ``partition`` and of ``training``, of which every pair is played."""
+"""Seeds of a sweep: integers, or those of ``partition`` and of ``training``, of which every pair is run."""
 
 LARGEST_SEED = 2**32 - 1
-"""NumPy's."""
+"""NumPy's maximum seed."""
 
 VIEWS = re.compile(r"last|selected|best|mean([1-9]\d*)")
-"""Which rounds of a run can be reported."""
+"""The rounds of a run that can be reported."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Cell:
 
     Args:
         method: its name in the tables.
-        setting: the point of the grid, as ``alpha=0.1``; empty without a grid.
-        seed: of everything random, the partition included unless that has a seed of its own.
-        overrides: what it changes in the base configuration.
-        partition: the partition's own seed; None: it is drawn with ``seed``.
-        value: of what the method is tuned in, as ``lr=0.1``; empty if it is not.
+        setting: point of the grid, such as ``alpha=0.1``; empty without a grid.
+        seed: seed of all randomness, including the partition unless that has its own.
+        overrides: changes to the base configuration.
+        partition: seed of the partition. None: the partition is drawn with ``seed``.
+        value: value of the tuned options, such as ``lr=0.1``; empty if the method is not tuned.
     """
 
     method: str
@@ -48,26 +48,26 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """What it is called, and its folder in the sweep's."""
+        """Name of the cell, and of its folder in the sweep's folder."""
         seeds = f"seed_{self.seed}" if self.partition is None else f"partition_{self.partition}_seed_{self.seed}"
         return "/".join(filter(None, (file_name(self.setting), file_name(self.method), file_name(self.value), seeds)))
 
     @property
     def draw(self) -> tuple[int, int]:
-        """The seeds of its partition and of all else."""
+        """The seeds of its partition and of everything else."""
         return (self.seed if self.partition is None else self.partition), self.seed
 
 
 @dataclass(frozen=True)
 class Published:
-    """A number that somebody else reports.
+    """A published number.
 
     Args:
         method: the method's name in the sweep.
         mean: the number, in the unit of the table: percent for an accuracy.
-        std: its standard deviation, if there is one.
-        setting: the point of the grid; empty without a grid.
-        source: who reports it.
+        std: its standard deviation, if published.
+        setting: point of the grid; empty without a grid.
+        source: where it is published.
     """
 
     method: str
@@ -79,17 +79,17 @@ class Published:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What the table of a comparison shows, as the options of ``lightning-fed report`` say it.
+    """What the table of a comparison shows; the options of ``lightning-fed report``.
 
     Args:
-        metric: column of ``metrics.csv``, or ``monitor``; None: see :func:`lightning_fed.experiments.report.load_runs`.
-        at: which round: ``last``, ``selected``, ``best``, ``mean10``.
-        baseline: the method that differences are to.
-        target: value of which to say when it was reached.
-        pooled: also the accuracy over all clients' examples together.
+        metric: column of ``metrics.csv``, or ``monitor``. None: see :func:`lightning_fed.experiments.report.load_runs`.
+        at: reported round: ``last``, ``selected``, ``best``, ``mean10``.
+        baseline: reference method of differences.
+        target: also report when the metric reached this value.
+        pooled: also report the accuracy over all clients' examples together.
         equal: compare at equal ``flops``, ``bytes`` or ``rounds``.
-        room: two methods, the lower and the upper reference between which the others stand.
-        budgets: MiB; also a table of what methods reach with each.
+        room: two methods, the lower and the upper reference between which the positions of the others are reported.
+        budgets: budgets in MiB, for a table of what methods reach with each.
     """
 
     metric: str | None = None
@@ -104,20 +104,20 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A comparison: methods × points of a grid × seeds, on one base configuration.
+    """A comparison: methods × points of a grid × seeds, with one base configuration.
 
     Args:
         base: an ordinary configuration of ``lightning-fed fit``.
-        folder: where the runs go.
-        methods: overrides by the method's name in the tables. In a value ``{seed}`` is the run's seed, ``{partition}`` that of its
-            partition.
-        seeds: each gives the same partition to every method; or those of the partition and of everything else, crossed.
+        folder: folder of the runs.
+        methods: overrides by the method's name in the tables. In a value, ``{seed}`` is the run's seed and ``{partition}`` that of
+            its partition.
+        seeds: each gives the same partition to every method; or seeds of the partition and of everything else, crossed.
         grid: axes; an axis is an option and its values, or a name and named groups of overrides.
-        tune: for each method that is tuned, options and the values to try. Every combination is played with the first seeds, and
-            then all seeds with the one that is best on validation data.
-        published: numbers to print beside ours.
-        report: what its table shows, unless ``lightning-fed report`` is told something else.
-        threads: torch threads of a run. Sums depend on it in their last bits, so it does not depend on the machine.
+        tune: for each tuned method, options and the values to try. Every combination is run with the first seeds, and then all
+            seeds with the combination that is best on validation data.
+        published: published numbers to print with the results.
+        report: what its table shows, unless ``lightning-fed report`` gets other options.
+        threads: number of torch threads of a run, fixed because sums depend on it in their last bits.
     """
 
     base: Path
@@ -132,13 +132,13 @@ class Sweep:
 
     @property
     def settings(self) -> dict[str, Overrides]:
-        """The points of the grid by name; one without a name if there is none."""
+        """The points of the grid by name; a single one without a name if there is no grid."""
         points = itertools.product(*(axis.items() for axis in self.grid.values()))
         return {", ".join(name for name, _ in point): _merged(overrides for _, overrides in point) for point in points}
 
     @property
     def draws(self) -> list[tuple[int | None, int]]:
-        """Seeds of the partition (None: the run's) and of the run. All partitions first: what holds on one need not on others."""
+        """Seeds of the partition (None: the run's) and of the run. All partitions come first: results may not hold for others."""
         if isinstance(self.seeds, list):
             return [(None, seed) for seed in self.seeds]
         return [(partition, seed) for seed in self.seeds["training"] for partition in self.seeds["partition"]]
@@ -149,10 +149,10 @@ class Sweep:
         return self.cells_with({})
 
     def cells_with(self, chosen: Mapping[tuple[str, str], str]) -> list[Cell]:
-        """All runs, draw by draw, so that a sweep that is stopped early has compared all methods.
+        """All runs, seed by seed, so that a sweep that is stopped early has compared all methods.
 
         Args:
-            chosen: the value with which a method that is tuned is played, by setting and method.
+            chosen: best value of each tuned method, by setting and method.
         """
         return [
             self._cell(setting, method, draw, chosen.get((setting, method), ""))
@@ -163,7 +163,7 @@ class Sweep:
 
     @property
     def trials(self) -> list[Cell]:
-        """The runs that say with which values methods are played, on the first partition and training seed."""
+        """The runs that determine the best values, with the first partition and training seed."""
         return [
             self._cell(setting, method, self.draws[0], value)
             for setting in self.settings
@@ -172,7 +172,7 @@ class Sweep:
         ]
 
     def values(self, method: str) -> dict[str, Overrides]:
-        """What is tried of a method, by name: every combination of its options' values."""
+        """The values to try for a method, by name: every combination of its options' values."""
         axes = [{label(option, value): {option: value} for value in values} for option, values in self.tune.get(method, {}).items()]
         points = itertools.product(*(axis.items() for axis in axes)) if axes else ()
         return {", ".join(name for name, _ in point): _merged(overrides for _, overrides in point) for point in points}
@@ -183,7 +183,7 @@ class Sweep:
 
     @property
     def varied(self) -> set[str]:
-        """The keys in which the runs differ because the file says so."""
+        """The keys in which the runs differ by the sweep file."""
         given = (*self.methods.values(), *self.settings.values(), *self.tune.values())
         keys = {plain(key) for overrides in given for key in overrides}
         return keys | {SEED, plain(PARTITION_SEED)}
@@ -213,14 +213,14 @@ def _merged(groups: Iterable[Overrides]) -> Overrides:
 
 
 def arguments(sweep: Sweep, cell: Cell, run_dir: Path) -> list[str]:
-    """The arguments of ``lightning-fed`` that play a cell."""
+    """The arguments of ``lightning-fed`` for a cell."""
     given = [f"--{option}={_text(value)}" for option, value in cell.overrides.items()]
     seeds = [f"--{SEED}={cell.seed}"] + ([] if cell.partition is None else [f"--{PARTITION_SEED}={cell.partition}"])
     return ["fit", "--config", str(sweep.base), *given, *seeds, f"--federation.run_dir={run_dir}"]
 
 
 def file_name(name: str) -> str:
-    """A name without what file systems and shells dislike."""
+    """A name without characters that file systems and shells treat specially."""
     return re.sub(r"[^\w.=+-]+", "_", name)
 
 
@@ -230,5 +230,5 @@ def label(option: str, value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value as the command line takes it."""
+    """A value as it is written on the command line."""
     return value if isinstance(value, str) else json.dumps(value)

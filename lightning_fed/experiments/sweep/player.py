@@ -1,4 +1,4 @@
-"""Plays the cells of a sweep, each in a process, several side by side."""
+"""Runs the cells of a sweep, each in a process, several in parallel."""
 
 import csv
 import io
@@ -23,13 +23,13 @@ from lightning_fed.experiments.sweep.progress import SweepProgress
 from lightning_fed.signals import Preempted, Terminated, first_signal
 
 PATIENCE = 20.0
-"""Seconds that a run has to end when it is asked to."""
+"""Seconds that a run gets to end when it is asked to."""
 
 LOOK = 0.05
-"""Seconds between two looks at what is being played; what is shown is as old as twenty of them."""
+"""Seconds between checks of the running cells; the display is updated every twenty of them."""
 
 STOPPED = {os.EX_TEMPFAIL, *(code for number in (signal.SIGTERM, signal.SIGUSR1) for code in (128 + number, -number))}
-"""Exit codes of a run that somebody has stopped: it has not failed."""
+"""Exit codes of a run that was stopped by a signal and has not failed."""
 
 Paces = dict[tuple[str, str], list[float]]
 """Seconds per round by method and point of the grid."""
@@ -37,14 +37,14 @@ Paces = dict[tuple[str, str], list[float]]
 
 @dataclass(frozen=True)
 class CellJob:
-    """A cell and what it takes to play it.
+    """A cell and what is needed to run it.
 
     Args:
-        cell: which.
-        folder: where.
-        args: what follows ``lightning-fed`` on its command line.
-        rounds: how many it plays; 0 if it is only listed.
-        threads: of torch.
+        cell: the cell.
+        folder: its folder.
+        args: arguments of ``lightning-fed``.
+        rounds: number of its rounds; 0 if it is only listed.
+        threads: number of torch threads.
     """
 
     cell: Cell
@@ -55,12 +55,12 @@ class CellJob:
 
     @property
     def command(self) -> str:
-        """A line for a shell that plays the cell."""
+        """A shell command that runs the cell."""
         return shlex.join([f"OMP_NUM_THREADS={self.threads}", "lightning-fed", *self.args])
 
     @property
     def names(self) -> dict[str, str]:
-        """What W&B and MLflow read in a process's environment: the run is called as the cell, its group as the sweep's folder."""
+        """Environment variables for W&B and MLflow: the run is named after the cell, its group after the sweep's folder."""
         group = self.folder.path.parents[self.cell.name.count("/")].name
         tags = {"mlflow.runName": self.cell.name, "sweep": group, "method": self.cell.method, "seed": str(self.cell.seed)}
         tags |= {"setting": self.cell.setting} if self.cell.setting else {}
@@ -68,13 +68,13 @@ class CellJob:
 
 
 class Attempt:
-    """A job that is being played.
+    """A job that is running.
 
     Args:
-        job: which.
-        lock: the open lock of its folder, which the process inherits.
-        holding: what lets the lock go.
-        facts: an result with the versions, commit and machine.
+        job: the job.
+        lock: the open lock file of its folder, which the process inherits.
+        holding: releases the lock.
+        facts: a record with the versions, commit and machine.
         start: starts its process.
     """
 
@@ -86,27 +86,27 @@ class Attempt:
         self._spent = before.seconds if before else 0.0
         self._start = time.monotonic()
         self._outcome = replace(facts, command=job.command)
-        job.folder.record(replace(self._outcome, status="interrupted", seconds=self._spent))  # unless it comes to an end
+        job.folder.record(replace(self._outcome, status="interrupted", seconds=self._spent))  # until it ends
         args = [*job.args, "--ckpt_path=last"] if job.folder.run else job.args
         self._process = start(args, job.folder.log, lock, job.names)
 
     @property
     def seconds(self) -> float:
-        """Since the attempt began."""
+        """Seconds since the attempt started."""
         return time.monotonic() - self._start
 
     @property
     def ended(self) -> bool:
-        """Whether the process is over."""
+        """Whether the process has ended."""
         return self._process.poll() is not None
 
     def ask_to_end(self, number: int = signal.SIGTERM) -> None:
-        """Have the run stop as at a signal: at once, or, by SIGUSR1, at its next checkpoint."""
+        """Send the run a signal, to stop at once or (SIGUSR1) at its next checkpoint."""
         if not self.ended:
             self._process.send_signal(number)
 
     def conclude(self) -> CellRecord:
-        """Wait for the process, record what became of it and let the cell go."""
+        """Wait for the process, record the result and release the cell."""
         code = self._wait()
         status = "finished" if code == 0 else "interrupted" if code in STOPPED else "failed"
         said = f"killed by {signal.Signals(-code).name}" if code < 0 else self.job.folder.last_line or f"exit code {code}"
@@ -134,25 +134,25 @@ def play(
     start: Start,
     preempted: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Play all jobs that are not finished. What becomes of them is in their folders.
+    """Run all jobs that are not finished. The results are in their folders.
 
     Args:
-        jobs: what to play.
-        workers: how many to play at a time.
-        facts: an result with the versions, commit and machine.
-        progress: what is shown meanwhile.
-        changed: called whenever something has: :func:`write_cells`.
+        jobs: jobs to run.
+        workers: number of parallel runs.
+        facts: a record with the versions, commit and machine.
+        progress: display of the progress.
+        changed: called after each change: :func:`write_cells`.
         start: starts processes.
-        preempted: whether somebody needs the machine.
+        preempted: whether the process was asked to stop.
 
     Raises:
         KeyboardInterrupt: at Ctrl-C, or :class:`lightning_fed.signals.Terminated` at SIGTERM, when all processes have ended.
-        Preempted: after SIGUSR1, when all runs have stopped at a checkpoint, and some are left.
+        Preempted: after SIGUSR1, when all runs have stopped at a checkpoint and some are unfinished.
     """
     waiting, playing, paces = deque(jobs), list[Attempt](), Paces()
     caught: list[int] = []
     stopping = left_over = False
-    with first_signal(caught.append):  # what starts processes must not be left in the middle of it
+    with first_signal(caught.append):  # the start of a process must not be interrupted
         try:
             with progress:
                 for look in itertools.count():
@@ -177,7 +177,7 @@ def play(
                             progress.passed_over(job.cell.name, job.folder.status, job.rounds)
                     if caught or not playing:
                         break
-                    if look % 20 == 0:  # the files of all runs are read for it
+                    if look % 20 == 0:  # it reads the files of all runs
                         progress.left = time_left(waiting, playing, paces, workers)
                         progress.at({attempt.job.cell.name: (attempt.job.folder.rounds, attempt.job.rounds) for attempt in playing})
                     time.sleep(LOOK)
@@ -194,7 +194,7 @@ def play(
 
 
 def attempted(job: CellJob, facts: CellRecord, start: Start) -> Attempt | None:
-    """Begin to play a job; None if it is finished, or if somebody else plays it."""
+    """Start a job; None if it is finished, or running in another process."""
     with ExitStack() as holding:
         lock = holding.enter_context(job.folder.locked())
         before = job.folder.result
@@ -204,13 +204,13 @@ def attempted(job: CellJob, facts: CellRecord, start: Start) -> Attempt | None:
 
 
 def note_pace(paces: Paces, attempt: Attempt) -> None:
-    """Remember how long a round of an attempt took."""
+    """Record how long a round of an attempt took."""
     if (rounds := attempt.job.folder.rounds - attempt.played) > 0:
         paces.setdefault((attempt.job.cell.method, attempt.job.cell.setting), []).append(attempt.seconds / rounds)
 
 
 def time_left(waiting: Iterable[CellJob], playing: Sequence[Attempt], paces: Paces, workers: int) -> float | None:
-    """Seconds that the rest is expected to take, at the pace of the same method so far, or of all; None if nothing is known."""
+    """Expected seconds for the remaining runs, at the pace of the same method so far, or of all; None if nothing is known."""
     known = {key: list(values) for key, values in paces.items()}
     for attempt in playing:
         note_pace(known, attempt)

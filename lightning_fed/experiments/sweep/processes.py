@@ -1,4 +1,4 @@
-"""The process that plays a cell."""
+"""Processes of cells."""
 
 import os
 import signal
@@ -10,41 +10,41 @@ from pathlib import Path
 from typing import Protocol
 
 PROGRAM = (sys.executable, "-m", "lightning_fed")
-"""What plays a cell in a process of its own."""
+"""The command that runs a cell in a new process."""
 
 
 class CellProcess(Protocol):
-    """A process, with what is needed of :class:`subprocess.Popen`."""
+    """A process, with the methods of :class:`subprocess.Popen` that are needed."""
 
     def poll(self) -> int | None:
-        """Its exit code, the negative number of the signal that ended it, or None while it lasts."""
+        """Its exit code, the negative number of the signal that ended it, or None while it runs."""
 
     def wait(self, timeout: float) -> int:
-        """The same when it has ended. Raises :class:`subprocess.TimeoutExpired` if it has not within so many seconds."""
+        """Wait for the exit code. Raises :class:`subprocess.TimeoutExpired` after ``timeout`` seconds."""
 
     def send_signal(self, number: int, /) -> None:
-        """Give it a signal, if it lasts."""
+        """Send it a signal, if it is running."""
 
     def kill(self) -> None:
-        """End it and the processes that it has started."""
+        """Kill it and the processes that it has started."""
 
 
 class Start(Protocol):
     """Starts processes of cells."""
 
     def __call__(self, args: Sequence[str], log: Path, lock: int, variables: Mapping[str, str]) -> CellProcess:
-        """Start one.
+        """Start a process.
 
         Args:
-            args: what follows ``lightning-fed`` on its command line.
-            log: the file at whose end it writes what it says.
+            args: arguments of ``lightning-fed``.
+            log: file to which its output is appended.
             lock: an open file that it holds as long as it lives.
-            variables: of its environment, beside those of this process.
+            variables: environment variables in addition to those of this process.
         """
 
 
 class OwnProcess(subprocess.Popen[bytes]):
-    """A process that is started for a cell, see :class:`Start`: Python, torch and all."""
+    """A new process for a cell, see :class:`Start`; it imports everything anew."""
 
     def __init__(self, args: Sequence[str], log: Path, lock: int, variables: Mapping[str, str], threads: int) -> None:
         with log.open("ab") as said:
@@ -55,7 +55,7 @@ class OwnProcess(subprocess.Popen[bytes]):
                 stderr=subprocess.STDOUT,
                 env=environment(threads) | dict(variables),
                 pass_fds=[lock],
-                start_new_session=True,  # Ctrl-C comes to the sweep alone, which passes it on
+                start_new_session=True,  # Ctrl-C only reaches the sweep, which passes it on
             )
 
     def kill(self) -> None:
@@ -63,11 +63,11 @@ class OwnProcess(subprocess.Popen[bytes]):
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Of a process that plays cells with so many torch threads."""
+    """Environment of a process that runs cells with this number of torch threads."""
     limits = {f"{library}_NUM_THREADS": str(threads) for library in ("OMP", "MKL", "OPENBLAS")}
     return os.environ | limits | {"PYTHONUNBUFFERED": "1"}
 
 
 def own_processes(threads: int) -> Start:
-    """Starts a process for each cell."""
+    """Starts a new process for each cell."""
     return partial(OwnProcess, threads=threads)

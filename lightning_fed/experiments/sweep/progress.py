@@ -1,4 +1,4 @@
-"""What a sweep shows: a bar on a terminal, lines elsewhere."""
+"""Progress of a sweep: a bar on a terminal, lines elsewhere."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -12,13 +12,13 @@ from lightning_fed.experiments.sweep.folder import CellRecord
 
 
 class SweepProgress:
-    """One bar over all rounds of all runs, with the time that is left."""
+    """A bar over all rounds of all runs, with the remaining time."""
 
     def __init__(self, runs: int, rounds: int, console: Console) -> None:
         self.left: float | None = None
         self._console, self._runs = console, runs
-        self._over = 0  # runs that are
-        self._rounds = 0  # of these
+        self._over = 0  # number of ended runs
+        self._rounds = 0  # number of their rounds
         self._bar = Bar(
             TextColumn("Runs {task.fields[runs]}"),
             BarColumn(),
@@ -44,19 +44,19 @@ class SweepProgress:
         self._say(f"{name}: started")
 
     def passed_over(self, name: str, status: str, rounds: int) -> None:
-        """A run need not be played, or is being played by somebody else."""
+        """A run is finished already, or is running in another process."""
         self._say(f"{name}: {'finished before' if status == 'finished' else 'is being played by another sweep'}")
         self._count(rounds)
 
     def ended(self, name: str, result: CellRecord, rounds: int) -> None:
-        """A run is over."""
+        """A run has ended."""
         self._count(rounds)
         left = f", about {clock(self.left)} left" if self.left else ""
         error = f": {result.error}" if result.error else ""
         self._say(f"{name}: {result.status} after {clock(result.seconds)}{error}, {self._over} of {self._runs} runs{left}")
 
     def at(self, playing: Mapping[str, tuple[int, int]]) -> None:
-        """How far the runs are that are being played: rounds finished, and of how many."""
+        """Progress of the running cells: finished rounds, and their number."""
         now = ", ".join(f"{name} {done}/{rounds}" for name, (done, rounds) in playing.items())
         completed = self._rounds + sum(done for done, _ in playing.values())
         left = clock(self.left) if self.left is not None else "–"
@@ -67,7 +67,7 @@ class SweepProgress:
         self._rounds += rounds
 
     def _say(self, line: str) -> None:
-        """Above the bar a terminal needs only what went wrong."""
+        """Print a line; on a terminal only errors, because it has the bar."""
         if not self._console.is_terminal or ": failed" in line or "another sweep" in line:
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 

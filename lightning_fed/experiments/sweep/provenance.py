@@ -1,4 +1,4 @@
-"""What numbers depend on besides their configuration."""
+"""What results depend on besides their configuration."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ from lightning_fed import __version__
 
 
 def versions() -> str:
-    """Of Python and of the libraries that decide numbers."""
+    """Versions of Python and of the libraries that affect results."""
     found = {"python": platform.python_version(), "lightning-fed": __version__}
     for name in ("torch", "lightning", "torchvision", "transformers", "peft"):
         try:
@@ -34,5 +34,5 @@ def _git(*args: str) -> str:
     try:
         done = subprocess.run(["git", *args], capture_output=True, text=True, timeout=10, check=False)
     except OSError:
-        return ""  # there is no git
+        return ""  # git is not installed
     return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,4 +1,4 @@
-"""Configurations as flat tables of settings, and where two of them differ."""
+"""Configurations as flat tables of settings, and their differences."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -10,29 +10,29 @@ import yaml
 from lightning_fed.errors import FederationError, one_line
 
 Settings = dict[str, Any]
-"""Dotted keys without ``init_args``, as ``model.optimizer.lr``; a class is at ``model.class_path``."""
+"""Dotted keys without ``init_args``, such as ``model.optimizer.lr``; a class is at ``model.class_path``."""
 
 WITHOUT_EFFECT = (
     *("ckpt_path", "config", "federation.run_dir", "federation.store_limit_mb", "federation.engine"),
     *("federation.progress", "federation.logger", "federation.callbacks", "federation.checkpoint_every"),
     "federation.keep",
 )
-"""What decides where and how a run is played and shown, not what it finds."""
+"""Settings of where and how a run is executed and shown, which do not affect results."""
 
 UNUSED = (None, False, 0, "none", "fixed")
-"""What options have that came with a later version, where they are not used."""
+"""Values with which options of later versions have no effect."""
 
 SEED = "seed_everything"
 
 PARTITION_SEED = "data.init_args.partition_seed"
-"""As on the command line. Where it is null, the partition is drawn with :data:`SEED`."""
+"""The option on the command line. If it is null, the partition is drawn with :data:`SEED`."""
 
 
 class StrictLoader(yaml.SafeLoader):
-    """PyYAML's, but a key that a mapping has twice is a :class:`yaml.YAMLError`: PyYAML takes the last one without a word."""
+    """PyYAML's loader, but duplicate keys are a :class:`yaml.YAMLError`: PyYAML silently takes the last one."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """A mapping whose keys differ."""
+        """A mapping with different keys."""
         node = super().compose_mapping_node(anchor)
         keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         for place, key in enumerate(keys):
@@ -43,8 +43,8 @@ class StrictLoader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file whose top level is a mapping. Raises :class:`FederationError` if it is not there or not that, or if it has a key
-    twice.
+    """A YAML file whose top level is a mapping. Raises :class:`FederationError` if it is missing or something else, or if it has
+    duplicate keys.
     """
     try:
         if not path.is_file():  # which raises an OSError for a name that is too long
@@ -54,7 +54,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise FederationError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise FederationError(f"{path} is not text in UTF-8 (byte {error.start}): save it as UTF-8.") from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:  # a date that is none is a ValueError
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # an invalid date is a ValueError
         said = " ".join(str(error).replace('in "<unicode string>", ', "in ").split()).rstrip(".")
         raise FederationError(f"{path} is not YAML: {said}.") from error
     if not isinstance(content, dict):
@@ -63,10 +63,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object. Raises :class:`FederationError` if it is not that."""
+    """A JSON file that holds an object. Raises :class:`FederationError` for anything else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # what is no UTF-8 and what is no JSON are ValueErrors
+    except (OSError, ValueError, RecursionError) as error:  # invalid UTF-8 and invalid JSON are ValueErrors
         raise FederationError(f"{path} is damaged ({one_line(error)}): expected a JSON object.") from error
     if not isinstance(content, dict):
         raise FederationError(f"{path} is damaged: it holds a {type(content).__name__}, expected a JSON object.")
@@ -74,7 +74,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Settings:
-    """A nested configuration as one table. Lists are values: what differs in them differs as a whole."""
+    """A nested configuration as a flat table. Lists are values, which differ as a whole."""
     found: Settings = {}
     for key, value in config.items():
         name = prefix if key == "init_args" and prefix else f"{prefix}.{key}" if prefix else str(key)
@@ -86,23 +86,25 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Settings:
 
 
 def plain(key: str) -> str:
-    """A key as on the command line, in the form of :data:`Settings`."""
+    """A key of the command line in the form of :data:`Settings`."""
     return ".".join(part for part in key.split(".") if part != "init_args")
 
 
 def within(key: str, keys: Iterable[str]) -> bool:
-    """Whether a key is one of some keys, or of a block that one of them names."""
+    """Whether a key is one of some keys, or within a block that is one of them."""
     return any(key == other or key.startswith(f"{other}.") for other in keys)
 
 
 def differences(one: Settings, other: Settings, but: Iterable[str] = ()) -> dict[str, tuple[Any, Any]]:
-    """Where two configurations differ, by key; a key that one of them lacks is None there. An option of a block that one of them
-    lacks, and that the other does not use, came with another version of the library, and is no difference.
+    """Differences between two configurations, by key; missing keys are None.
+
+    An option that one configuration lacks and the other does not use came with another version of the library, and is no
+    difference.
 
     Args:
         one: a configuration.
-        other: another.
-        but: keys, or blocks of keys, in which they may differ; what has no effect may always.
+        other: another configuration.
+        but: keys, or blocks of keys, to ignore; settings without an effect are always ignored.
     """
     allowed = (*but, *WITHOUT_EFFECT)
     keys = sorted(one.keys() | other.keys())
@@ -111,6 +113,6 @@ def differences(one: Settings, other: Settings, but: Iterable[str] = ()) -> dict
 
 
 def _is_new(key: str, without: Settings, settings: Settings) -> bool:
-    """Whether an option is one that a configuration has no word of, and another one does not use."""
+    """Whether an option is missing in one configuration and not used in the other."""
     is_there = any(name == key or name.startswith(f"{key}.") for name in without)
     return key.count(".") == 1 and not is_there and key in settings and settings[key] in UNUSED

@@ -1,4 +1,4 @@
-"""The file of a sweep, read and checked."""
+"""Reading and checking the file of a sweep."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, plain
 RESERVED = {SEED, PARTITION_SEED, "data.partition_seed", "federation.run_dir", "config", "ckpt_path"}
 
 LONGEST_NAME = 255
-"""Bytes that the name of a folder may have."""
+"""Maximum number of bytes of a folder's name."""
 
 REPORTED: dict[str, tuple[Any, str]] = {
     "metric": (str, "a column of metrics.csv"),
@@ -29,15 +29,15 @@ REPORTED: dict[str, tuple[Any, str]] = {
     "target": ((int, float), "a number"),
     "pooled": (bool, "true or false"),
 }
-"""What keys of a sweep's report have to be."""
+"""Types of the keys of a sweep's report."""
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Read and check a sweep file. Raises :class:`FederationError` naming the key that is wrong."""
+    """Read and check a sweep file. Raises :class:`FederationError` with the invalid key."""
     content = read_yaml(path)
     known = list(Sweep.__dataclass_fields__)
     if unknown := [key for key in content if key not in known]:
-        raise FederationError(f"{path}: {unknown[0]!r} is no key of a sweep; known are {', '.join(known)}.")
+        raise FederationError(f"{path}: {unknown[0]!r} is not a key of a sweep; known are {', '.join(known)}.")
     if missing := [key for key in ("base", "folder", "methods", "seeds") if not content.get(key)]:
         raise FederationError(f"{path}: {missing[0]!r} is missing; a sweep has base, folder, methods, seeds, and may have a grid.")
     for key, example in (("base", "configs/quickstart.yaml"), ("folder", "runs/my-sweep")):
@@ -89,7 +89,7 @@ def _overrides(path: Path, key: str, value: Any) -> Overrides:
 
 
 def _seeds(path: Path, value: Any) -> Seeds:
-    """Seeds as they are given, checked."""
+    """Seeds as given, checked."""
     if isinstance(value, Mapping):
         if value.keys() != {"partition", "training"}:
             raise FederationError(f"{path}: seeds has {', '.join(map(str, value))}, expected partition and training.")
@@ -116,7 +116,7 @@ def _axis(path: Path, axis: str, values: Any) -> dict[str, Overrides]:
 
 
 def _tune(path: Path, content: Mapping[str, Any], methods: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
-    """What is tried of each method: of an option with a list, of all of them."""
+    """The values to try for each method; a list without methods applies to all."""
     for_all = {option: values for option, values in content.items() if isinstance(values, list)}
     own = {str(method): options for method, options in content.items() if not isinstance(options, list)}
     for method, options in own.items():

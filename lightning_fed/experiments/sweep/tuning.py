@@ -1,4 +1,4 @@
-"""Which value a method is played with: the best one on validation data, by what its runs have written."""
+"""Tuning: the value of each method that is best on validation data, from the files of its runs."""
 
 import csv
 import math
@@ -12,7 +12,7 @@ from lightning_fed.experiments.sweep.plan import VIEWS, Cell, Sweep
 from lightning_fed.experiments.sweep.settings import read_json
 
 OVER = ("finished", "failed")
-"""How a run ends."""
+"""Statuses of a run that has ended."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Trial:
 
     Args:
         cell: the run.
-        status: of it.
-        score: the monitored metric on validation data, a larger one the better; NaN if the run has not finished.
-        metric: the column of ``metrics.csv`` that it is of; empty if the run has not finished.
-        higher_is_better: whether large values of that are good; where not, the score is its negative.
+        status: its status.
+        score: the monitored metric on validation data, larger is better; NaN if the run has not finished.
+        metric: the metric's column of ``metrics.csv``; empty if the run has not finished.
+        higher_is_better: whether larger values of the metric are better; if not, the score is its negative.
     """
 
     cell: Cell
@@ -35,7 +35,7 @@ class Trial:
 
 
 def trials(sweep: Sweep, root: Path) -> list[Trial]:
-    """All values that are tried, and what came of them so far.
+    """All values to try, and their results so far.
 
     Raises:
         FederationError: if a run has finished without a number on validation data.
@@ -44,7 +44,7 @@ def trials(sweep: Sweep, root: Path) -> list[Trial]:
 
 
 def grouped(tried: Sequence[Trial]) -> dict[tuple[str, str], list[Trial]]:
-    """What was tried, by setting and method."""
+    """The trials by setting and method."""
     found: dict[tuple[str, str], list[Trial]] = {}
     for trial in tried:
         found.setdefault((trial.cell.setting, trial.cell.method), []).append(trial)
@@ -52,14 +52,14 @@ def grouped(tried: Sequence[Trial]) -> dict[tuple[str, str], list[Trial]]:
 
 
 def chosen(tried: Sequence[Trial]) -> dict[tuple[str, str], str]:
-    """The best value of each setting and method of which all runs have come to their end, and one of them has finished."""
+    """The best value of each setting and method whose runs have all ended, at least one of them finished."""
     over = {key: of for key, of in grouped(tried).items() if all(trial.status in OVER for trial in of)}
     known = {key: [trial for trial in of if not math.isnan(trial.score)] for key, of in over.items()}
     return {key: max(of, key=lambda trial: trial.score).cell.value for key, of in known.items() if of}
 
 
 def at_edges(sweep: Sweep, method: str, value: str) -> list[str]:
-    """The options of which a value is the smallest or largest that is tried, where the best one may lie beyond."""
+    """The options whose chosen value is the smallest or largest one, so that a better value may lie beyond."""
     found = []
     for option, given in sweep.values(method)[value].items():
         tried = [other for other in sweep.tune[method][option] if isinstance(other, int | float)]
@@ -69,7 +69,7 @@ def at_edges(sweep: Sweep, method: str, value: str) -> list[str]:
 
 
 def inequality(sweep: Sweep) -> str:
-    """That some methods were tuned with more care than others; empty if they were not."""
+    """A note that methods were tuned with different numbers of values; empty if they were not."""
     counts = {method: len(sweep.values(method)) for method in sweep.methods}
     if len(set(counts.values())) < 2:
         return ""
@@ -95,7 +95,7 @@ def _trial(cell: Cell, folder: CellFolder, at: str) -> Trial:
 
 
 def _score(measured: Sequence[float], at: str) -> float:
-    """What is reported of a run's rounds, on validation data: where that is the best round, the best of these."""
+    """The reported value of a run's rounds on validation data: if the best round is reported, the best of them."""
     match = VIEWS.fullmatch(at)
     if match and match[1]:
         last = measured[-int(match[1]) :]

@@ -93,7 +93,7 @@ def test_categories_that_are_named_are_the_same_everywhere() -> None:
         ({"standardize": "site"}, "Got standardize='site': give one of client, all, none"),
         ({"standardize": "all", "standardized": ["weight"]}, r"Got standardized=\['weight'\], but the columns are age, pain=1"),
         ({"standardized": ["age"]}, r"Got standardized=\['age'\] with standardize=none"),
-        ({"target": "age", "task": "binary", "input": ["pain"]}, "sites has 6 classes in the column 'age'.*task binary is of two"),
+        ({"target": "age", "task": "binary", "input": ["pain"]}, "sites has 6 classes in the column 'age'.*task binary needs two"),
         (
             {"target": "pressure", "task": "regression", "input": ["pain"]},
             r"line 3, has '\?' in the column 'pressure', which is a target",

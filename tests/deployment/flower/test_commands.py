@@ -92,7 +92,7 @@ def test_a_port_that_is_taken_is_named() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(FederationError, match=f"Something answers at 127.0.0.1:{port} already"):
+        with pytest.raises(FederationError, match=f"Another process answers at 127.0.0.1:{port}"):
             commands.refuse_taken("127.0.0.1", port)
     commands.refuse_taken("127.0.0.1", port)
 

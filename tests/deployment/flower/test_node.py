@@ -97,14 +97,14 @@ def test_a_socket_takes_the_place_of_nothing_but_a_socket_that_is_left_over(tmp_
     """Of a process that was killed. A file stays, and so does the socket of somebody who listens."""
     path = tmp_path / "relay.sock"
     path.write_text("a thesis")
-    with pytest.raises(FederationError, match=r"relay\.sock is there and is no socket: give another path"):
+    with pytest.raises(FederationError, match=r"relay\.sock exists and is not a socket: give an unused path"):
         Listener(path)
     assert path.read_text() == "a thesis"
     path.unlink()
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(path))
     listener = Listener(path)
-    with pytest.raises(FederationError, match="Somebody answers at the socket"):
+    with pytest.raises(FederationError, match="Another process answers at the socket"):
         Listener(path)
     looked, entered, heard = listener.accept(5), connect(str(path)), listener.accept(5)
     assert looked is not None

@@ -17,9 +17,9 @@ HEADER = "round,traffic/total_bytes,compute/total_flops,after/test_accuracy/mean
 ALIASES = "a: &a {x: *a}\nseed_everything: 0\n"
 FACTS = {"monitor": "a", "higher_is_better": True, "training": [], "fine_tuning": []}
 WRITTEN: list[tuple[str, bytes | str, str]] = [
-    *(("metrics.csv", text, "metrics.csv is no table") for text in ("", b"\xff\xfe\x00\x01", "a,b\n1,2,3\n1,2,3,4\n")),
+    *(("metrics.csv", text, "metrics.csv is not a table") for text in ("", b"\xff\xfe\x00\x01", "a,b\n1,2,3\n1,2,3,4\n")),
     ("metrics.csv", HEADER, "has no rows"),
-    ("metrics.csv", 'round,client\n"1', "metrics.csv is no table"),
+    ("metrics.csv", 'round,client\n"1', "metrics.csv is not a table"),
     ("metrics.csv", "round,other\n1,2\n", "has no column 'traffic/total_bytes'"),
     ("metrics.csv", f"{HEADER}1,2,3,high\n", "has 'high' in column 'after/test_accuracy/mean' of row 1"),
     ("metrics.csv", f"{HEADER}1,2,3,0.5\nx,2,3,0.5\n", "has 'x' in column 'round' of row 2"),
@@ -79,7 +79,7 @@ def test_a_cell_that_no_sweep_has_written_is_refused(text: str) -> None:
 def test_the_commands_of_a_sweep_are_checked_too() -> None:
     sweep = write_sweep(Path("sweep"), {"FedAvg": [0.8]})
     (sweep / "cells.csv").write_text("")
-    with pytest.raises(FederationError, match=r"sweep/cells\.csv is no table"):
+    with pytest.raises(FederationError, match=r"sweep/cells\.csv is not a table"):
         report_on([sweep])
 
 

@@ -88,7 +88,7 @@ def test_what_is_written_beside_the_runs_is_the_same_sweep() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seed": [0]}, "'seed' is no key of a sweep; known are base, folder, methods, seeds"),
+        ({"seed": [0]}, "'seed' is not a key of a sweep; known are base, folder, methods, seeds"),
         ({"methods": None}, "'methods' is missing"),
         ({"seeds": [0, 0]}, r"seeds is \[0, 0\], expected different numbers"),
         ({"seeds": 3}, "seeds is 3, expected different numbers"),
