@@ -1,5 +1,5 @@
-"""One file per method. A method is found by being here: every module of this folder is imported, so that its classes can be named
-in a configuration (``--model FedAvg``) and are picked up by the tests.
+"""One file per method. Every module of this folder is imported, so that its classes can be named in a configuration
+(``--model FedAvg``) and are picked up by the tests.
 """
 
 import importlib

@@ -153,7 +153,7 @@ class FedHM(SizedModule):
         layers = self.low_rank_layers()
         for ratio in filter(None, self.model_sizes):
             for name in layers:
-                rank_of(cast(Tensor, self.backbone.get_submodule(name).weight), ratio, name)  # refuses one that there is not
+                rank_of(cast(Tensor, self.backbone.get_submodule(name).weight), ratio, name)  # refuses an impossible rank
         return self.server_class(*self.sizes(clients), layers=[f"backbone.{name}" for name in layers])
 
 

@@ -15,8 +15,8 @@ class FedAdagrad(FedAvg):
     r"""FedAvg whose server steps like Adagrad: :math:`v \leftarrow v + \Delta^2`, :math:`w \leftarrow w + \eta\, m / (\sqrt v +
     \tau)`.
 
-    :math:`\Delta = \bar w - w` is where the clients' mean lies, and :math:`m` its moving mean. Clients do, and send, what FedAvg's
-    do. Buffers are averaged. Monitored: accuracy after aggregation.
+    :math:`\Delta = \bar w - w` points to the clients' mean, and :math:`m` is its moving mean. Clients train and send as in
+    FedAvg. Buffers are averaged. Monitored: accuracy after aggregation.
 
     Args:
         backbone: the network that every client trains.
@@ -45,8 +45,8 @@ class FedAdam(FedAvg):
     r"""FedAvg whose server steps like Adam: :math:`v \leftarrow \beta_2 v + (1 - \beta_2) \Delta^2`, :math:`w \leftarrow w + \eta\,
     m / (\sqrt v + \tau)`.
 
-    :math:`\Delta = \bar w - w` is where the clients' mean lies, and :math:`m` its moving mean. Clients do, and send, what FedAvg's
-    do. Buffers are averaged. Monitored: accuracy after aggregation.
+    :math:`\Delta = \bar w - w` points to the clients' mean, and :math:`m` is its moving mean. Clients train and send as in
+    FedAvg. Buffers are averaged. Monitored: accuracy after aggregation.
 
     Args:
         backbone: the network that every client trains.

@@ -42,7 +42,7 @@ class FedRolexServer(HeteroFLServer):
     def __init__(self, *sizes: Any) -> None:
         super().__init__(*sizes)
         # What is hidden: the dimensions that a narrower network has smaller. The narrowest possible has one channel everywhere, so
-        # that its sizes are those of one channel: 1, or the pixels that each channel has where a layer takes flattened images.
+        # that its sizes are those of one channel: 1, or the pixels of each channel if a layer takes flattened images.
         narrowest = self.method.shapes(1e-9)
         self.hidden = {
             name: {d: least for d, (size, least) in enumerate(zip(tensor.shape, narrowest[name], strict=True)) if least < size}

@@ -171,7 +171,7 @@ class SplitMixServer(SizedServer):
 
 
 def renamed(state: State, places: Mapping[int, int]) -> State:
-    """Of ``bases.<i>.…``, those with i in ``places``, under the name ``bases.<places[i]>.…``; all else (of a loss) as it is."""
+    """Rename ``bases.<i>.…`` with i in ``places`` to ``bases.<places[i]>.…`` and drop others; tensors of a loss are unchanged."""
     result = {name: tensor for name, tensor in state.items() if not name.startswith("bases.")}
     for name in state.keys() - result.keys():
         prefix, base, rest = name.split(".", 2)

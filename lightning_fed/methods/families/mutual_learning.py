@@ -48,7 +48,7 @@ class MutualLearningModule(FederatedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, **kwargs)
-        self.shared_factory = (shared,)  # in a tuple, so that a given network is no submodule; None: the first client's
+        self.shared_factory = (shared,)  # in a tuple, so that a given network is not a submodule; None: the first client's
         self.networks.add([] if shared is None else [shared])
         self.shared_optimizer = shared_optimizer or self.optimizer
 
