@@ -77,7 +77,7 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         lr_interval: unit that the schedule counts: rounds of the federation, or epochs or steps of a phase within a round.
         adapters: low-rank adapters to train in place of the backbone. The backbone is frozen; the adapters and the head are
             trained, shared or kept private. None: the whole network is trained.
-        fine_tuning: how a client's model is fine-tuned on its training data before it is measured or exported. None: no
+        fine_tuning: how a client's model is fine-tuned on its training data before it is evaluated or exported. None: no
             fine-tuning.
     """
 
@@ -359,7 +359,7 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         """
 
     def fine_tuning_phases(self) -> list[Phase]:
-        """The phases that fine-tune a client's model before it is measured or exported, on the random stream of
+        """The phases that fine-tune a client's model before it is evaluated or exported, on the random stream of
         (seed, round, client). The result is discarded. Default: those of ``fine_tuning``; empty: no fine-tuning.
         """
         return self.fine_tuning.phases(self)
