@@ -55,6 +55,7 @@ def epsilon(rate: float, multiplier: float, rounds: int, delta: float) -> float:
     return float(_accountant(rounds).compose(_event(rate, multiplier, rounds)).get_epsilon(delta))
 
 
+@cache
 def noise_multiplier(rate: float, target: float, rounds: int, delta: float) -> float:
     """The smallest z, to 1e-3 and rounded up, with which the rounds cost at most ε."""
     if rate == 1:

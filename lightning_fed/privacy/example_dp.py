@@ -78,6 +78,10 @@ class ExampleDP(DifferentialPrivacy):
             "be published.",
         )
         rates = {client.id: min(1.0, batch_size / client.num_train) for client in clients}
+        if self.epsilon is not None:
+            log.info(
+                f"Looking for the noise of {len(clients)} clients for ε = {self.epsilon:g}; this takes a second or two per client."
+            )
         multipliers = {client: self._multiplier(rate, steps[client][-1]) for client, rate in rates.items()}
         return ExampleMechanism(ExampleTraining(self, multipliers, seed), rates, {client: steps[client] for client in rates})
 
