@@ -133,8 +133,8 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         self.networks = Networks(backbone, adapters, type(self))
         if isinstance(optimizer, Optimizer):
             raise FederationError(
-                f"optimizer is a {type(optimizer).__name__} of parameters that exist already: give what makes one, its class or "
-                f"partial(torch.optim.{type(optimizer).__name__}, lr=…), since each client has its own."
+                f"optimizer is an object of {type(optimizer).__name__}, but each client needs its own: pass a class, or "
+                f"functools.partial(torch.optim.{type(optimizer).__name__}, lr=…)."
             )
         self.optimizer = optimizer
         self.epochs, self.steps, self.persistent = epochs, steps, persistent
@@ -252,8 +252,8 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         self.is_built = True
         if idle := self._idle_of_loss():
             raise FederationError(
-                f"{type(self).__name__} trains no parameters of a loss, but {type(self.task.loss).__name__} has {idle[0]}: give "
-                "another loss, or let it require no gradients."
+                f"{type(self).__name__} does not train parameters of the loss, but {type(self.task.loss).__name__} has {idle[0]}: "
+                "choose another loss, or set requires_grad=False."
             )
 
     def _idle_of_loss(self) -> list[str]:

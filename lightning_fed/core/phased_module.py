@@ -205,12 +205,13 @@ class PhasedModule(L.LightningModule):
         for option, here in (("accumulate_grad_batches", "accumulate"), ("gradient_clip_val", "gradient_clip")):
             if (value := getattr(self.trainer, option)) not in (None, 0, 1 if here == "accumulate" else None):
                 raise FederationError(
-                    f"The Trainer has {option}={value}, but {type(self).__name__} steps itself: give it {here}={value} instead."
+                    f"The Trainer has {option}={value}, but {type(self).__name__} calls the optimizer itself: pass "
+                    f"{here}={value} to the module instead."
                 )
         if any(isinstance(callback, LearningRateFinder) for callback in self.trainer.callbacks):  # type: ignore[attr-defined]
             raise FederationError(
-                f"lr_find needs a module with a single optimizer, and {type(self).__name__} has one per phase: compare rates "
-                "on validation data, by the tune of a sweep."
+                f"lr_find needs a module with a single optimizer, and {type(self).__name__} has one per phase: compare "
+                "learning rates on validation data instead, with tune in a sweep."
             )
         return super().configure_callbacks()
 
@@ -251,7 +252,7 @@ class PhasedModule(L.LightningModule):
         self.resume.begin_fit(self)
         if self.trainer.precision == "16-mixed" and not self.scales_gradients:
             raise FederationError(
-                f"{type(self).__name__} computes gradients that 16-mixed would have to scale: set the trainer's precision to "
+                f"{type(self).__name__} computes gradients itself, which 16-mixed cannot scale: set the trainer's precision to "
                 "bf16-mixed or 32-true."
             )
         clips = [clip for phase in self.running_phases if (clip := self.clip_of(phase)) is not None]

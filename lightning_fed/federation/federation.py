@@ -96,16 +96,16 @@ class Federation:
         unseen: share or ids of clients that never take part in training. They are evaluated separately, as clients that join after
             training (``unseen/…``). None: no client.
         seed: seed of all randomness in the run; the command line sets it to ``seed_everything``.
-        evaluate_every: evaluate all clients every so many rounds, and after the last one; 0: only after the last one. None: after
-            as many rounds as it takes for the cohorts to add up to all clients (1 at full participation, 10 at 0.1), so that
-            evaluation does not cost more than training.
+        evaluate_every: evaluate all clients every N rounds (by default as many as it takes for the cohorts to add up to all
+            clients) and after the last one; 0: only after the last one. None: that default, 1 at full participation and 10 at
+            0.1, so that evaluation does not cost more than training.
         target: value of the monitored metric on test data. The run reports the round that first reaches it, and what was sent and
             computed by then (``target/…``). None: no target.
         patience: stop the run this many rounds after the round that was best on validation data. None: run all rounds.
         stop_at_target: stop the run at the round that reaches ``target``.
         budget: maximum traffic in MiB, up and down together. The run stops when another round like the last one would exceed it,
             but not before the first round. FlowerTune's leaderboard: 200000. None: no limit.
-        checkpoint_every: save a checkpoint every so many rounds, after the last one, and after each round that is the best so far
+        checkpoint_every: save a checkpoint every N rounds, after the last one, and after each round that is the best so far
             on validation data; 0: never. The last two and the best are kept.
         keep: what a finished run keeps on disk besides its tables: ``all``, the last two checkpoints and the best one, with the
             clients' private states; ``last``, the last one; ``none``: the run cannot be tested, exported or continued.
@@ -157,7 +157,7 @@ class Federation:
     ) -> None:
         key = privacy.key if isinstance(privacy, ClientDP) else None
         if key is not None and run_dir is not None and key.resolve().is_relative_to(Path(run_dir).resolve()):
-            raise FederationError(f"privacy.key is {key}, inside the folder of runs: keep it where no run is copied from.")
+            raise FederationError(f"privacy.key is {key}, inside run_dir: keep it outside, so that no run is copied with it.")
         self.init_from = Path(init_from) if init_from is not None else None
         self.run_dir = Path(run_dir) if run_dir is not None else None
         if wrong := [given for given in callbacks or [] if not isinstance(given, FederationCallback)]:
@@ -468,8 +468,8 @@ class Federation:
         network, data = initial_network(self.init_from)
         if data not in (None, datamodule.fingerprint()):
             log.warning(
-                f"{self.init_from}, which this run starts from, has other clients or another split: what it was trained on may be "
-                "what is tested on here."
+                f"{self.init_from}, which this run starts from, has other clients or another split: it may have been "
+                "trained on examples that this run tests on."
             )
         return model.with_initial_weights(network, f"The network of init_from={self.init_from}")
 
@@ -506,7 +506,8 @@ class Federation:
         if missing := checkpoint.missing_rounds:
             rounds = ", ".join(map(str, missing[:3])) + ", …" * (len(missing) > 3)
             log.warning(
-                f"{checkpoint.run_folder} has lost the metrics of {len(missing)} rounds ({rounds}): its table goes on without them."
+                f"{checkpoint.run_folder} has lost the metrics of {len(missing)} rounds ({rounds}): metrics.csv goes on without "
+                "these rows."
             )
         return checkpoint
 
