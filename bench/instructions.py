@@ -87,10 +87,10 @@ class Loop:
         self.optimizer = adam(self.learning)
         self.data = data
 
-    def run(self, steps: int) -> int:
+    def run(self, steps: int, client: int = 0) -> int:
         """Train; returns the number of tokens."""
-        tokens, client = 0, self.data.client(0)
-        batches = [batch for _ in range(steps) for batch in client.train_dataloader()][:steps]
+        tokens, data = 0, self.data.client(client)
+        batches = [batch for _ in range(steps) for batch in data.train_dataloader()][:steps]
         for inputs, targets in batches:
             labels = torch.nn.functional.pad(targets[:, :-1], (1, 0), value=-100)
             self.optimizer.zero_grad()
@@ -136,7 +136,8 @@ def peak(args: argparse.Namespace, given: dict[str, Any]) -> None:
     data = Instructions(**given)
     if args.part == "loop":
         loop = Loop(args, data)
-        loop.run(args.steps)
+        for client in range(args.clients):  # batches of as many shapes
+            loop.run(args.steps, client)
         network = sum(p.numel() * 4 for p in loop.network.parameters() if not p.requires_grad)
         sizes = [network, sum(p.numel() * 4 for p in loop.learning)]
     else:

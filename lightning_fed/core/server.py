@@ -363,9 +363,8 @@ class Server:
         return None
 
     def state_dict(self) -> State:
-        """All that a checkpoint must hold, except :attr:`client_state`."""
-        parts = {UPDATE: self.update.state_dict(), PRIVACY: self.privacy.state_dict()}
-        return {**self.state, **{f"{part}{name}": tensor for part, kept in parts.items() for name, tensor in kept.items()}}
+        """All that a checkpoint must hold, except :attr:`client_state` and what :attr:`privacy` keeps, which the run adds."""
+        return self.state | {f"{UPDATE}{name}": tensor for name, tensor in self.update.state_dict().items()}
 
     def expected_state(self, stored: State) -> State:
         """Tensors with the names, shapes and dtypes that a checkpoint must have for this run to resume from it. Default: those of
@@ -378,13 +377,7 @@ class Server:
 
     def load_state_dict(self, state: State) -> None:
         """Resume from :meth:`state_dict`."""
-        parts: dict[str, State] = {UPDATE: {}, PRIVACY: {}, "": {}}
-        for name, tensor in state.items():
-            part = next(part for part in parts if name.startswith(part))
-            parts[part][name.removeprefix(part)] = tensor
-        self.update.load_state_dict(parts[UPDATE])
-        if parts[PRIVACY]:
-            self.privacy.load_state_dict(parts[PRIVACY])
-        own = parts[""]
-        # Tensors from a file come in no particular order.
+        self.update.load_state_dict({name.removeprefix(UPDATE): t for name, t in state.items() if name.startswith(UPDATE)})
+        own = {name: tensor for name, tensor in state.items() if not name.startswith(UPDATE)}
+        # What comes from a file comes in no order.
         self.state = {name: own[name] for name in self.state if name in own} | own

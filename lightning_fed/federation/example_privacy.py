@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.shared_state import SharedStateMixin
 from lightning_fed.data import FederatedDataModule
+from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.data.tabular.scaled import ScaledColumns
 from lightning_fed.errors import require
@@ -66,10 +67,10 @@ def planned_steps(model: FederatedModule, examples: Mapping[int, int], batch_siz
         batch_size: training batch size.
         rounds: number of rounds.
     """
-    by_round = []
+    by_round, before = [], model.rounds_before
     for model.rounds_before in range(rounds):
         by_round.append(model.phases())
-    model.rounds_before = 0
+    model.rounds_before = before
     return {
         client: list(accumulate(sum(phase.num_batches(-(-count // batch_size)) for phase in phases) for phases in by_round))
         for client, count in examples.items()
@@ -92,6 +93,10 @@ def refuse_what_tells_of_examples(model: FederatedModule, data: FederatedDataMod
         f"{given} clients do not only send parameters that they train: {CHOOSE}",
     )
     require(
+        kind.training_step is FederatedModule.training_step and not model.has_statistics,
+        f"{given} it sees batches outside its loss: {CHOOSE}",
+    )
+    require(
         not model.has_post_training_step,
         f"{given} it passes over the data once more after training: {CHOOSE}",
     )
@@ -109,7 +114,28 @@ def refuse_what_tells_of_examples(model: FederatedModule, data: FederatedDataMod
         not data.continue_epochs, f"{given} continue_epochs is set: its batches are Poisson samples, leave continue_epochs out."
     )
     require(
+        not getattr(data, "packing", False),
+        f"{given} packing makes one row of a batch's examples: leave packing out.",
+    )
+    require(
+        not _has_several_rows(data),
+        f"{given} the data have several rows of one example (windows of a text, several answers), and one row alone would be "
+        "private: give longer windows, or one answer per example.",
+    )
+    require(
         not isinstance(data, ScaledColumns) or (data.standardize == data.impute == "none"),
         f"{given} the data are standardized or imputed by statistics of the examples: scale them by known ranges, and set "
         "standardize and impute to none.",
     )
+
+
+def _has_several_rows(data: FederatedDataModule) -> bool:
+    """Whether a client trains on several rows of one example."""
+    for client in data.clients:
+        own = data.client(client.id)
+        if not isinstance(own.data.images, dict) or EXAMPLE not in own.data.images:
+            return False
+        examples = own.data.images[EXAMPLE][own.splits[0]]
+        if len(examples.unique()) < len(examples):
+            return True
+    return False

@@ -17,7 +17,7 @@ from lightning_fed.core.hparams import remedy
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.public_distillation import PublicDistillation
-from lightning_fed.core.server import Server
+from lightning_fed.core.server import PRIVACY, Server
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines import Engine, InProcess
@@ -44,7 +44,7 @@ from lightning_fed.storage.client_store import ClientStore, RoundStore
 from lightning_fed.storage.continuing import check_goes_on, settings_of
 from lightning_fed.storage.disk import in_one_line, naming
 from lightning_fed.storage.manifest import Manifest, Metrics, Setting
-from lightning_fed.tensors import check_finite
+from lightning_fed.tensors import State, check_finite
 
 log = logging.getLogger(__name__)
 
@@ -411,7 +411,7 @@ class Run:
                     reached=self._target.reached if self._target else {},
                     settings=self.made_with,
                 )
-                server = self.server.state_dict()
+                server = self.server.state_dict() | self._ledger
                 last_rounds, turns = (
                     {client: of[client] for client in self._changed} for of in (self.last_rounds, self.merged_turns)
                 )
@@ -422,9 +422,12 @@ class Run:
     def _continue_from(self, checkpoint: Checkpoint) -> None:
         """Restore server, client states and history from a checkpoint."""
         persistent = [phase.name for phase in self.model.phases() if phase.persistent]
-        expected = self.server.expected_state(checkpoint.server)
+        own = {name: tensor for name, tensor in checkpoint.server.items() if not name.startswith(PRIVACY)}
+        ledger = {name.removeprefix(PRIVACY): t for name, t in checkpoint.server.items() if name.startswith(PRIVACY)}
+        expected = self.server.expected_state(own) | self._ledger
         check_goes_on(checkpoint, self.identity, self.threads, self.made_with, expected, persistent)
-        self.server.load_state_dict(checkpoint.server)
+        self.server.load_state_dict(own)
+        self.server.privacy.load_state_dict(ledger)
         for store, records in ((self.store, checkpoint.clients), (self.client_state, checkpoint.client_state)):
             store.restore(records, Checkpoints(checkpoint.run_folder).clients_folder)
         manifest = checkpoint.manifest
@@ -445,6 +448,11 @@ class Run:
         if self.history:
             self._end_early(self.history[-1])
         self._draw_cohort()
+
+    @property
+    def _ledger(self) -> State:
+        """What has been spent in privacy, as checkpoints name it, whatever the server keeps."""
+        return {f"{PRIVACY}{name}": tensor for name, tensor in self.server.privacy.state_dict().items()}
 
     @cached_property
     def made_with(self) -> dict[str, Setting]:

@@ -1,4 +1,4 @@
-"""The privacy cost ε of rounds, by Google's dp-accounting.
+"""The privacy cost ε of rounds, or of steps of DP-SGD, by Google's dp-accounting.
 
 Poisson sampling is accounted by privacy loss distributions, for adding or removing a client; their grids only overestimate. With
 full participation there is a closed form.
@@ -40,12 +40,12 @@ def _accountant(rounds: int) -> Any:
 
 @cache
 def epsilon(rate: float, multiplier: float, rounds: int, delta: float) -> float:
-    """The ε of a number of rounds.
+    """The ε of a number of rounds, or of steps.
 
     Args:
-        rate: probability with which a client takes part, independently in each round; 1: full participation.
+        rate: probability with which a client takes part in a round, or an example in a step, independently; 1: all do.
         multiplier: z, the noise's standard deviation over the clip norm; 0: no noise, and ε is infinite.
-        rounds: number of rounds; 0 rounds cost nothing.
+        rounds: number of rounds, or steps; 0 cost nothing.
         delta: δ.
     """
     if rounds == 0 or multiplier == 0:
@@ -65,7 +65,7 @@ def noise_multiplier(rate: float, target: float, rounds: int, delta: float) -> f
             upper *= 2
             require(
                 upper <= LARGEST_MULTIPLIER,
-                f"No noise was found with which {rounds} rounds cost ε = {target:g} at δ = {delta:g}: give more.",
+                f"No noise was found with which {rounds} rounds or steps cost ε = {target:g} at δ = {delta:g}: give more.",
             )
         lower = upper / 2
         while lower > SMALLEST_MULTIPLIER and epsilon(rate, lower, rounds, delta) <= target:

@@ -1,5 +1,6 @@
 """Example-level differential privacy: DP-SGD in every client's training (Abadi et al. 2016, https://arxiv.org/abs/1607.00133)."""
 
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from lightning_fed.privacy.mechanism import DifferentialPrivacy, Mechanism
 from lightning_fed.privacy.noise import SeededNoise
 from lightning_fed.privacy.per_example import PerExample, PrivateGradients
 from lightning_fed.tensors import State
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +62,7 @@ class ExampleDP(DifferentialPrivacy):
         """The mechanism of a run.
 
         Args:
-            clients: clients that train. Those that take part in rounds are accounted for.
+            clients: all clients; those that never take part send nothing.
             batch_size: b.
             steps: by client id, the number of steps after 1, 2, … rounds if the client takes part in all of them.
             seed: the run's seed.
@@ -67,7 +70,8 @@ class ExampleDP(DifferentialPrivacy):
         Raises:
             FederationError: for a δ that guarantees nothing.
         """
-        most = max(client.num_train for client in clients if client.takes_part)
+        clients = [client for client in clients if client.takes_part]
+        most = max(client.num_train for client in clients)
         require(
             self.delta < 1 / most,
             f"privacy.delta is {self.delta:g} with up to {most} examples per client: give less than 1/{most}, or one of them may "
@@ -75,14 +79,13 @@ class ExampleDP(DifferentialPrivacy):
         )
         rates = {client.id: min(1.0, batch_size / client.num_train) for client in clients}
         multipliers = {client: self._multiplier(rate, steps[client][-1]) for client, rate in rates.items()}
-        planned = {client.id: steps[client.id] for client in clients if client.takes_part}
-        return ExampleMechanism(ExampleTraining(self, multipliers, seed), rates, planned)
+        return ExampleMechanism(ExampleTraining(self, multipliers, seed), rates, {client: steps[client] for client in rates})
 
     def _multiplier(self, rate: float, steps: int) -> float:
         if self.noise_multiplier is not None:
             return self.noise_multiplier
         assert self.epsilon is not None
-        return noise_multiplier(rate, self.epsilon, steps, self.delta)
+        return noise_multiplier(rate, self.epsilon, max(steps, 1), self.delta)
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,14 @@ class ExampleTraining:
 
     @contextmanager
     def of(self, module: PhasedModule, data: ClientDataModule, turn: Turn) -> Iterator[None]:
-        """Train a client privately in this block."""
+        """Train a client privately in this block, if the turn sends what it trains.
+
+        Raises:
+            FederationError: if a callback has ended the training: by losses, say, which no noise hides.
+        """
+        if turn.verb != "fit":
+            yield
+            return
         noise, client = SeededNoise(self.seed), turn.client
 
         def normals(name: str, count: int) -> Tensor:
@@ -112,6 +122,10 @@ class ExampleTraining:
         data.poisson, module.private_gradients = True, PrivateGradients(*given)
         try:
             yield
+            require(
+                module._trainer is None or not module.trainer.should_stop,
+                "a callback ended the training of a client, and when it does may tell of examples: leave it out of the trainer.",
+            )
         finally:
             data.poisson, module.private_gradients = False, None
 
@@ -128,6 +142,7 @@ class ExampleMechanism(Mechanism):
     def __init__(self, training: ExampleTraining, rates: Mapping[int, float], planned: Mapping[int, Sequence[int]]) -> None:
         self.training, self.rates, self.planned = training, rates, planned
         self.steps = dict.fromkeys(planned, 0)
+        self._exceeds = False  # more steps than planned
 
     @property
     def multipliers(self) -> list[float]:
@@ -143,6 +158,11 @@ class ExampleMechanism(Mechanism):
         for update in updates:
             steps, planned = int(update.metrics.get("steps", 0)), self.planned[update.client]
             expected = planned[round - 1] - (planned[round - 2] if round > 1 else 0)
+            if steps > expected and self.training.privacy.epsilon is None and not self._exceeds:
+                log.warning(
+                    f"Client {update.client} took {steps} steps in round {round}, not {expected}: ε will be larger than foretold."
+                )
+            self._exceeds = self._exceeds or steps > expected
             require(
                 self.training.privacy.epsilon is None or steps <= expected,
                 f"Client {update.client} took {steps} steps in round {round}, and its noise was chosen for {expected}: the "

@@ -60,27 +60,35 @@ class PrivateGradients:
             "bf16-mixed.",
         )
         learning = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+        strange = [name for name, parameter in learning.items() if not parameter.is_floating_point()]
+        require(
+            not strange, f"privacy of examples got {next(iter(strange), '')!r}, which is complex: give a network of real numbers."
+        )
         total, loss = self.clipped_sum(module, learning, batch)
         for name, parameter in learning.items():
             noise = self.normals(f"{module.phase.name}/{self._steps}/{name}", parameter.numel()).view_as(parameter)
             total[name] += self.multiplier * self.clip * noise.to(total[name])
             parameter.grad = (total[name] / self.batch_size).to(parameter)
-        if module.phase.penalty is not None:
-            module.manual_backward(module.phase.penalty())
+        if module.phase.penalty is not None and (penalty := module.phase.penalty()).requires_grad:
+            module.manual_backward(penalty)
         self._steps += 1
         return loss
 
     def clipped_sum(self, module: PhasedModule, learning: dict[str, nn.Parameter], batch: Any) -> tuple[State, Tensor]:
-        """Sum of the clipped gradients, by parameter name and at least in float32, and the mean loss."""
+        """Sum of the clipped gradients, by parameter name and at least in float32, and the mean loss. An example whose gradient is
+        not finite counts as zero: otherwise it would decide whether the run goes on.
+        """
         total = {name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for name, p in learning.items()}
         examples, loss, before = extract_batch_size(batch), torch.zeros((), device=module.device), _versions(module)
         each = self._at_once if self.per_example == "vmap" else self._one_by_one
         for gradients, losses in each(module, learning, batch, examples):
-            norm = torch.stack([gradient.flatten(1).double().square().sum(1) for gradient in gradients.values()]).sum(0).sqrt()
-            scale = (self.clip / norm).clamp(max=1.0)  # a gradient of zero stays one
-            for name, gradient in gradients.items():
-                total[name] += torch.tensordot(scale.to(total[name]), gradient.to(total[name]), dims=1)
-            loss = loss + losses.detach().sum() / examples
+            rows = {name: gradient.reshape(len(losses), -1).to(total[name]) for name, gradient in gradients.items()}
+            norms = [torch.linalg.vector_norm(row, dim=1, dtype=torch.float64) for row in rows.values()]
+            norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+            scale = torch.where(norm.isfinite(), (self.clip / norm).clamp(max=1.0), 0.0)  # a gradient of zero stays one
+            for name, row in rows.items():
+                total[name] += (scale.to(row) @ row.nan_to_num(0.0, 0.0, 0.0)).view_as(total[name])
+            loss = loss + losses.detach().nan_to_num(0.0, 0.0, 0.0).sum() / examples
         require(
             _versions(module) == before,
             f"{type(module).__name__} got privacy of examples, but its loss changes the model: choose a method such as FedAvg, "
@@ -121,6 +129,6 @@ class PrivateGradients:
             yield {name: gradient[None] for name, gradient in zip(learning, found, strict=True)}, loss[None]
 
 
-def _versions(module: nn.Module) -> list[int]:
-    """How often each parameter and buffer was modified in place."""
-    return [tensor._version for tensor in (*module.parameters(), *module.buffers())]
+def _versions(module: nn.Module) -> list[tuple[int, int]]:
+    """Which tensors are the parameters and buffers, and how often each was modified in place."""
+    return [(id(tensor), tensor._version) for tensor in (*module.parameters(), *module.buffers())]

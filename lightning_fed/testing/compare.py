@@ -51,6 +51,9 @@ def assert_same(one: Federation, other: Federation) -> None:
 def unequal_ends(one: Federation, other: Federation) -> list[str]:
     """Differences of two runs at their end, bit for bit: last metrics, the server's states, the clients' states."""
     differing = [f"{name} of the server" for name in unequal(one.run.server.state_dict(), other.run.server.state_dict())]
+    differing += [
+        f"{name} of privacy" for name in unequal(one.run.server.privacy.state_dict(), other.run.server.privacy.state_dict())
+    ]
     kinds: list[tuple[str, Callable[[Federation], dict[int, State]]]] = [
         ("{} of client {}", private_states),
         ("{} that the server keeps for client {}", server_client_states),

@@ -1,16 +1,35 @@
 """Differential privacy of examples, as runs have it: refusals, noise for an ε, the ledger of every client."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, Recording, Shuffled, assert_same, momentum, new_data, new_federation, new_method, same, sgd
+from lightning.pytorch.callbacks import EarlyStopping
+from tiny import (
+    CLASSES,
+    Net,
+    NoisyNet,
+    Recording,
+    Shuffled,
+    assert_same,
+    data_for,
+    momentum,
+    new_data,
+    new_federation,
+    new_method,
+    new_texts,
+    quick_trainer,
+    same,
+    sgd,
+)
 from torch import nn
 
 from lightning_fed.core import FineTuning
 from lightning_fed.data import CSVFiles
+from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.engines import Processes
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
@@ -43,7 +62,7 @@ def test_without_noise_and_clipping_batches_of_all_examples_train_as_ever() -> N
 def test_each_clients_steps_are_in_the_ledger_and_the_largest_epsilon_is_told() -> None:
     """Steps of all phases, of those that took part."""
     run = fit(dp(), method=FedRep(Net, CLASSES, optimizer=momentum, head_epochs=2), participation=0.5, seed=2).run
-    ledger = run.server.state_dict()["privacy/ledger"].tolist()
+    ledger = run.server.privacy.state_dict()["ledger"].tolist()
     sizes = [client.num_train for client in run.clients]
     for client, (rate, multiplier, steps) in enumerate(ledger):
         per_turn = 3 * -(-sizes[client] // run.data.batch_size)
@@ -56,7 +75,7 @@ def test_each_clients_steps_are_in_the_ledger_and_the_largest_epsilon_is_told() 
 
 def test_noise_is_chosen_for_every_client_by_its_examples_and_steps(capsys: pytest.CaptureFixture[str]) -> None:
     run = fit(dp(noise_multiplier=None, epsilon=3.0), progress=True).run
-    ledger = run.server.state_dict()["privacy/ledger"].tolist()
+    ledger = run.server.privacy.state_dict()["ledger"].tolist()
     assert len({multiplier for _, multiplier, _ in ledger}) > 1
     for rate, multiplier, steps in ledger:
         assert epsilon(rate, multiplier, int(steps), 1e-3) <= 3.0
@@ -79,6 +98,17 @@ def test_the_same_on_all_engines_and_after_each_interruption(two_workers: Proces
             fit(other, 4, run_dir=tmp_path / "runs")
 
 
+@pytest.mark.parametrize("name", ["AdapterTuning", "FedDF", "FedPer", "HETLoRA"])
+def test_the_ledger_goes_on_whatever_the_server_keeps(name: str, tmp_path: Path) -> None:
+    """Servers may say themselves what a checkpoint has of them."""
+    privacy = dp(per_example="loop")
+    for rounds in (1, 2):
+        resumed = fit(privacy, rounds, new_method(name), data_for(name), run_dir=tmp_path).run
+    whole = fit(privacy, 2, new_method(name), data_for(name)).run
+    assert sum(resumed.server.privacy.steps.values()) > 0  # type: ignore[attr-defined]
+    assert same(resumed.server.privacy.state_dict(), whole.server.privacy.state_dict())
+
+
 def test_more_rounds_need_more_noise_for_the_same_epsilon(tmp_path: Path) -> None:
     target = dp(noise_multiplier=None, epsilon=3.0)
     fit(target, 2, run_dir=tmp_path)
@@ -99,20 +129,37 @@ def test_an_unseen_client_is_personalized_and_fine_tuning_is_its_own_affair() ->
     assert {"unseen/personalized/test_accuracy/mean", "privacy/epsilon"} <= row.keys()
 
 
+def test_unseen_clients_beside_pooled_training_and_without_training_data() -> None:
+    assert "privacy/epsilon" in fit(dp(), 1, method=new_method("Centralized"), unseen=[3]).run.history[-1]
+    data = new_data(4, 100)
+    data.setup()
+    data._splits[3] = data._splits[3]._replace(train=data._splits[3].train[:0])
+    data._clients[3] = replace(data._clients[3], num_train=0)
+    assert "privacy/epsilon" in fit(dp(), 1, data=data, unseen=[3]).run.history[-1]
+
+
+def test_a_callback_must_not_end_a_clients_training() -> None:
+    """It goes by losses, which have no noise."""
+    stop = EarlyStopping("train/local_loss", patience=0, min_delta=1e9)
+    with pytest.raises(FederationError, match="a callback ended the training of a client"):
+        fit(dp(), 1, method=model(epochs=5), trainer=partial(quick_trainer, callbacks=[stop]))
+
+
 def test_pooled_training_is_plain_dp_sgd() -> None:
     run = fit(dp(), 2, method=new_method("Centralized")).run
-    [(rate, _, steps)] = run.server.state_dict()["privacy/ledger"].tolist()
+    [(rate, _, steps)] = run.server.privacy.state_dict()["ledger"].tolist()
     count = run.data.pooled().info.num_train
     assert (rate, steps) == (run.data.batch_size / count, 2 * -(-count // run.data.batch_size))
 
 
-def test_more_steps_than_the_noise_was_chosen_for_end_the_run() -> None:
+def test_more_steps_than_the_noise_was_chosen_for_end_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     """FedALA's first turns have phases that no round's number tells of."""
     with pytest.raises(
         FederationError, match=r"took \d+ steps in round 2, and its noise was chosen for \d+: .*give noise_multiplier"
     ):
         fit(dp(noise_multiplier=None, epsilon=3.0), method=new_method("FedALA"))
-    assert fit(dp(), method=new_method("FedALA")).run.history[-1]["privacy/epsilon"] > 0
+    assert fit(dp(), method=new_method("FedALA"), progress=True).run.history[-1]["privacy/epsilon"] > 0
+    assert capsys.readouterr().out.count("ε will be larger than foretold") == 1
 
 
 @pytest.mark.parametrize(
@@ -142,6 +189,20 @@ def test_scales_of_the_examples_are_refused(tmp_path: Path) -> None:
     data = CSVFiles(tmp_path / "table.csv", target="sick", task="binary", client="site", standardize="client")
     with pytest.raises(FederationError, match="standardized or imputed by statistics of the examples"):
         fit(dp(), method=FedAvg(nn.LazyLinear(1), optimizer=sgd), data=data)
+
+
+def test_rows_that_are_no_examples_are_refused() -> None:
+    data = new_texts()
+    data.packing = True  # type: ignore[attr-defined]
+    with pytest.raises(FederationError, match="leave packing out"):
+        fit(dp(), method=new_method("HOMLoRA"), data=data)
+    windows = new_texts()
+    windows.setup()
+    inputs = windows.client(0).data.images
+    assert isinstance(inputs, dict)
+    inputs[EXAMPLE] = torch.arange(len(inputs["input_ids"])) // 2
+    with pytest.raises(FederationError, match="several rows of one example"):
+        fit(dp(), method=new_method("HOMLoRA"), data=windows)
 
 
 def test_at_sites_it_is_refused() -> None:

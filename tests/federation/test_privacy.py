@@ -73,7 +73,7 @@ def test_where_clients_are_measured_it_is_said_what_has_been_spent_empty_rounds_
     for row in run.history:
         assert row.get("privacy/epsilon") == (epsilon(0.05, 1.0, int(row["round"]), 0.01) if row["round"] in (3, 5) else None)
         assert (row["privacy/noise"], row["privacy/clip"]) == (1.0, 0.5)
-    assert run.server.state_dict()["privacy/ledger"].tolist() == [0.05, 1.0, 5]
+    assert run.server.privacy.state_dict()["ledger"].tolist() == [0.05, 1.0, 5]
 
 
 def test_a_round_without_clients_adds_noise_all_the_same() -> None:

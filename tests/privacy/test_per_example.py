@@ -121,6 +121,36 @@ def test_a_step_on_no_example_is_noise_alone_and_its_loss_is_none() -> None:
     assert all(torch.equal(cast(Tensor, p.grad), torch.full_like(p, CLIP / 4)) for p in module.parameters())
 
 
+class Poles(Net):
+    """Divides by its inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x / x.abs().sum(dim=(1, 2, 3), keepdim=True))
+
+
+@pytest.mark.parametrize("per_example", ["vmap", "loop"])
+def test_an_example_whose_gradient_is_not_finite_counts_as_zero(per_example: Any) -> None:
+    """And does not end the run, which would tell that it was there."""
+    module, (x, y) = begun(FedAvg(Poles, CLASSES, optimizer=sgd)), images(4)
+    x[1] = 0
+    kept = torch.tensor([0, 2, 3])
+    for found, expected in zip(
+        gradients(module, (x, y), per_example=per_example).values(),
+        gradients(module, (x[kept], y[kept]), per_example=per_example).values(),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, expected)
+    private = PrivateGradients(CLIP, 0.0, 4, silent, per_example)
+    assert private(module, (x, y)).isfinite()
+
+
+def test_complex_parameters_are_refused() -> None:
+    module = begun(FedAvg(Net, CLASSES, optimizer=sgd))
+    module.register_parameter("phasor", nn.Parameter(torch.ones(2, dtype=torch.complex64)))
+    with pytest.raises(FederationError, match="'phasor', which is complex"):
+        gradients(module, images(2))
+
+
 class Penalized(FedAvg):
     """Has a penalty of 3 w."""
 
@@ -136,6 +166,12 @@ def test_a_penalty_is_added_as_it_is() -> None:
     without = gradients(plain, images(4))
     for name, tensor in gradients(module, images(4)).items():
         torch.testing.assert_close(tensor, without[name] + 3)
+
+
+def test_a_penalty_may_be_constant() -> None:
+    module = begun(FedAvg(Net, CLASSES, optimizer=sgd))
+    module.phase = replace(module.phase, penalty=lambda: torch.zeros(()))
+    assert norm(gradients(module, images(4))) > 0
 
 
 def test_a_term_of_the_loss_is_clipped_with_it() -> None:
