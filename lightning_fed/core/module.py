@@ -36,9 +36,11 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
 
     Hooks in the order in which a round calls them:
 
-    1. :meth:`for_client` makes the module of a client that takes part for the first time; :meth:`build` creates its networks.
+    1. :meth:`build` creates networks: once per architecture in each worker, for a module that the clients of that architecture use
+       in turn, and again wherever the initial private state of a client is drawn.
     2. :meth:`load_private_state` and :meth:`load_shared_state` load the client's state and the server's state.
-    3. :meth:`phases` returns the training phases, each with its own loss. It is called once per turn.
+    3. :meth:`phases` returns the training phases, each with its own loss, once per turn to train. It is also called outside turns,
+       to describe or check the training, and then ``self.client`` may be None: it must have no side effects.
     4. :meth:`post_training_step`, if the method has one, gets each batch of the training data once more; :meth:`after_training`
        gets the results.
     5. :meth:`shared_state` and :meth:`payload` are sent to the server; :meth:`private_state` stays with the client.

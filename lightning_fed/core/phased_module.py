@@ -35,8 +35,8 @@ class PhasedModule(L.LightningModule):
     """A LightningModule that trains in phases, by manual optimization.
 
     A subclass returns its phases from :meth:`phases`: which parameters train, on which loss, with which optimizer. The base class
-    freezes all other parameters during a phase, gives each phase a fresh optimizer, steps, clips, and logs
-    ``train/<phase>_loss``. The Trainer runs the phases in order and starts over until it stops;
+    freezes all other parameters during a phase, gives each phase a fresh optimizer (or, if ``persistent``, its stored state),
+    steps, clips, and logs ``train/<phase>_loss``. The Trainer runs the phases in order and starts over until it stops;
     ``max_epochs=module.num_epochs(batches)`` runs them once.
 
     A method with its own step overrides :meth:`compute_gradients` or :meth:`client_step`. Avoid overriding ``training_step`` or
@@ -49,8 +49,8 @@ class PhasedModule(L.LightningModule):
     Args:
         gradient_clip: maximum gradient norm of a step. None: no clipping.
         lr_scheduler: builds each phase's learning-rate schedule from its optimizer. None: the learning rate is constant.
-        lr_interval: unit that the schedule counts: ``round``, all runs through the phases so far; ``epoch`` or ``step``, those of
-            the phase, which restarts the schedule.
+        lr_interval: unit that the schedule counts: ``round``: completed passes through all phases; ``epoch`` or ``step``: those
+            within the phase, starting anew each time the phase begins.
         accumulate: number of batches per optimizer step; the gradient is that of the mean over all their examples, see
             :meth:`loss_terms`. In a phase that is counted in epochs, the last step of an epoch may have fewer batches.
 

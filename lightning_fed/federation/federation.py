@@ -81,7 +81,7 @@ class Federation:
         eligible_clients: ids of the clients that may take part. The others, which join later or cannot hold the model for example,
             are only evaluated. None: all.
         sampling: client sampling: ``fixed``, every round has the same number of clients, drawn without replacement; ``poisson``,
-            each client takes part with probability ``participation``, independently, so that a round may have any number, also 0.
+            each client takes part with probability ``participation``, independently, so a round may have no clients at all.
         dropout: probability that a participant drops out of a round: it receives the model, but its update does not arrive and its
             private state does not change.
         quorum: share of a round's participants that must not drop out. With fewer, the round's updates are discarded.
@@ -109,12 +109,12 @@ class Federation:
             on validation data; 0: never. The last two and the best are kept.
         keep: what a finished run keeps on disk besides its tables: ``all``, the last two checkpoints and the best one, with the
             clients' private states; ``last``, the last one; ``none``: the run cannot be tested, exported or continued.
-        init_from: start from the network of another run's server: the shared and private parts of all clients' networks get its
-            weights. The folder of a run, of a run and ``/best``, or of one checkpoint; or a ``.safetensors`` file. None: networks
-            start as they are built.
+        init_from: start all clients' networks, shared and private parts, from the network of another run's server. The folder
+            of a run, of a run and ``/best``, or of one checkpoint; or a ``.safetensors`` file. None: networks start as they are
+            built.
         run_dir: folder of the runs. None: nothing is written.
         store_limit_mb: memory for the clients' private states, in MiB; the rest is stored on disk. Methods whose server keeps
-            something for each client (FedAMP, FedCAC, FD) use as much again for that, and as much for the updates of a round.
+            something for each client (FedAMP, FedCAC, FD) may use the same amount twice more: for that, and for a round's updates.
         compression: quantization or sparsification of what is sent. None: no compression. Traffic counts what is sent.
         logger: where metrics are logged: True: to TensorBoard, in the run's folder; False: nowhere; a Lightning logger, or a list
             of loggers, in which True stands for TensorBoard.
@@ -260,7 +260,7 @@ class Federation:
 
     @lines_shown()
     def dry_run(self, model: FederatedModule, datamodule: FederatedDataModule) -> None:
-        """Do everything that ``fit`` does up to the first client's first step, without writing: errors show up within seconds.
+        """Do what ``fit`` does, up to and including the first client's first step, without writing: errors show up within seconds.
 
         Args:
             model: the method.
@@ -308,7 +308,7 @@ class Federation:
 
     @lines_shown()
     def load(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> Run:
-        """Open a run for its results and models; nothing is evaluated.
+        """Open a run for its history and models. Nothing is evaluated: ``results`` is empty.
 
         Args:
             model: the method.
