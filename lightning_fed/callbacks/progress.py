@@ -95,7 +95,7 @@ def what_next(run: RunView) -> Iterator[str]:
     """The command of the local baseline, where it makes sense: without fine-tuning, which would only prolong its training."""
     config = run.folder / "config.yaml" if run.folder is not None else None
     if run.model.local_baseline and run.model.local_baseline != run.method and config is not None and config.is_file():
-        untuned = ["--model.fine_tuning.epochs", "0"] if run.model.fine_tuning.length() else []
+        untuned = ["--model.fine_tuning", "null"] if run.model.fine_tuning.length() else []
         yield "To see what sharing gains, train the same clients alone:"
         yield shlex.join(["lightning-fed", "fit", "--config", str(config), "--model", run.model.local_baseline, *untuned])
 

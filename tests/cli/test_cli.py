@@ -105,7 +105,7 @@ def test_a_run_prints_next_to_nothing(capfd: pytest.CaptureFixture[str]) -> None
 
 
 def test_progress_prints_a_table_at_the_end(capfd: pytest.CaptureFixture[str]) -> None:
-    fit("--federation.progress=true")
+    fit("--federation.progress=true", "--model.fine_tuning.epochs=1")
     said = capfd.readouterr()
     assert said.err == ""
     lines = said.out.splitlines()
@@ -114,7 +114,7 @@ def test_progress_prints_a_table_at_the_end(capfd: pytest.CaptureFixture[str]) -
         assert text in said.out
     assert lines[-3:] == [
         "To see what sharing gains, train the same clients alone:",
-        "lightning-fed fit --config runs/version_0/config.yaml --model Standalone",
+        "lightning-fed fit --config runs/version_0/config.yaml --model Standalone --model.fine_tuning null",
         "Tables: runs/version_0",
     ]
     assert not re.search(r"GPU|Tip|Trainer|workers|Seed", said.out)

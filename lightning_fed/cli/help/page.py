@@ -213,10 +213,10 @@ def hints(verb: str) -> list[str]:
     """Pointers to more help."""
     name = verb.split()[-1]
     more = {
-        f"{verb} --help all": "all options; --help data: those of one block",
+        f"{verb} --help all": "all options (data: of one block)",
         f"{verb} --model.help PFedLoRA": "list the options of a method",
         f"{verb} --data.help CIFAR10": "list the options of a data set",
         "lightning-fed configs": "configurations to start from",
-        f"LIGHTNING_FED_{name.upper()}__FEDERATION__ROUNDS=3": "set an option by an environment variable",
+        f"LIGHTNING_FED_{name.upper()}__FEDERATION__ROUNDS=3": "set an option in the environment",
     }
     return ["more:", *(f"  {command:<43} {text}" for command, text in more.items())]
