@@ -14,8 +14,8 @@ EXAMPLES = """examples:
   lightning-fed fit --config quickstart
   lightning-fed fit --config quickstart --federation.rounds=3 --model Standalone
   lightning-fed fit --config quickstart --ckpt_path last    continue a stopped run
-  lightning-fed test --config quickstart                    measure the newest run
-  lightning-fed test --config quickstart --ckpt_path best   as it was best on validation
+  lightning-fed test --config quickstart                    evaluate the newest run
+  lightning-fed test --config quickstart --ckpt_path best   of the round best on validation data
   lightning-fed export --config quickstart --client 3 --output client-3
   lightning-fed configs feddecomp/cifar10 > my.yaml         a configuration to change
   lightning-fed sweep --config quickstart --workers 2       compare methods and seeds

@@ -18,6 +18,11 @@ def amount(number: float) -> str:
     return grouped(number) if number < 1e9 else f"{number:.4g}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, such as 1 round, 2 rounds."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def ordinal(number: int) -> str:
     """1st, 2nd, 3rd, 4th, …, 11th."""
     ending = "th" if 10 < number % 100 < 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")

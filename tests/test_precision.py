@@ -68,7 +68,7 @@ def test_gradients_that_nobody_scales_are_refused_at_half_precision(name: str) -
     """On a CPU, Lightning has bf16-mixed in its place."""
     module = new_method(name)
     module._trainer = SimpleNamespace(precision="16-mixed", ckpt_path=None, lr_scheduler_configs=[])
-    with pytest.raises(FederationError, match=f"{name} computes gradients that 16-mixed would have to scale"):
+    with pytest.raises(FederationError, match=f"{name} computes gradients itself, which 16-mixed cannot scale"):
         module.on_fit_start()
 
 

@@ -21,7 +21,7 @@ class AdapterRanks(FederationCallback):
     methods without such adapters.
 
     Args:
-        every: do so every so many rounds, if clients are evaluated in them, and after the last one.
+        every: do so every N rounds, if clients are evaluated in them, and after the last one.
     """
 
     def __init__(self, every: int = 10) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from lightning_fed.callbacks.base import FederationCallback, RunView
+from lightning_fed.formatting import counted
 from lightning_fed.models.backbone import Wrapped
 from lightning_fed.models.factory import name_of
 from lightning_fed.privacy.mechanism import Mechanism
@@ -23,10 +24,10 @@ class StartLine(FederationCallback):
     def on_fit_start(self, run: RunView) -> None:
         where = str(run.folder) if run.folder is not None else "a run that is not written"
         begun = f"Continuing {where} from round {run.round}" if run.round else f"Starting {where}"
-        clients = f"{len(run.clients)} clients" + (f", {run.cohort_size} per round" if run.cohort_size < len(run.clients) else "")
-        what = f"{run.method} with {networks(run)} on {type(run.data).__name__}, {clients}, {run.rounds} rounds"
-        threads = f"{run.threads} thread{'s' * (run.threads > 1)}"
-        log.info(f"{begun}: {what}, {type(run.engine).__name__}, {threads}.")
+        sampled = f", {run.cohort_size} per round" if run.cohort_size < len(run.clients) else ""
+        clients = counted(len(run.clients), "client") + sampled
+        what = f"{run.method} with {networks(run)} on {type(run.data).__name__}, {clients}, {counted(run.rounds, 'round')}"
+        log.info(f"{begun}: {what}, {type(run.engine).__name__}, {counted(run.threads, 'thread')}.")
         if isinstance(privacy := run.server.privacy, Mechanism):
             log.info(privacy.forecast(count_floats(run.server.state), run.rounds))
 
@@ -53,13 +54,13 @@ class RoundLines(FederationCallback):
         log.info(f"Round {run.round}/{run.rounds}: {', '.join(parts)}")
 
     def on_fit_end(self, run: RunView) -> None:
-        log.info(f"Finished {run.rounds} rounds: {monitor(run)}, {timedelta(seconds=round(monotonic() - self._start))}.")
+        log.info(f"Finished {counted(run.rounds, 'round')}: {monitor(run)}, {timedelta(seconds=round(monotonic() - self._start))}.")
 
 
 def monitor(run: RunView) -> str:
     """The last round's monitored metric."""
     value = run.history[-1].get(run.monitored("test"))
-    return f"{run.metric} {value:.4f}" if value is not None else f"{run.metric} not measured"
+    return f"{run.metric} {value:.4f}" if value is not None else f"{run.metric} not evaluated"
 
 
 def networks(run: RunView) -> str:

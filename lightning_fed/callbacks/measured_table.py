@@ -78,7 +78,7 @@ def measurements(run: RunView, kind: Split, metric: str, metrics: Mapping[str, f
 def named(stage: str, of_clients: bool) -> str:
     """The name of an evaluation."""
     words = stage.replace("_", " ")
-    return STAGES.get(stage, words) if of_clients else f"{words}, everybody's data"
+    return STAGES.get(stage, words) if of_clients else f"{words} model, all clients' data"
 
 
 def shown(metric: str, value: float) -> str:

@@ -84,7 +84,7 @@ class Summary(FederationCallback):
     def on_measure_end(self, run: RunView, metrics: dict[str, float]) -> None:
         """Print the results of ``validate`` or ``test``."""
         if run.folder is not None:
-            log.info(f"Measured: {run.folder}")
+            log.info(f"Evaluated: {run.folder}")
         kind: Split = "val" if any("/val_" in name for name in metrics) else "test"
         table = measured_table(run, kind, metrics, f"{run.method}: {len(run.clients)} clients, after round {run.round}")
         add_other_metrics(table, run, kind, metrics)
@@ -92,19 +92,21 @@ class Summary(FederationCallback):
 
 
 def what_next(run: RunView) -> Iterator[str]:
-    """The command of the local baseline that sharing has to beat, where it makes sense."""
+    """The command of the local baseline, where it makes sense: without fine-tuning, which would only prolong its training."""
     config = run.folder / "config.yaml" if run.folder is not None else None
     if run.model.local_baseline and run.model.local_baseline != run.method and config is not None and config.is_file():
-        yield "What is the sharing worth? The same clients alone:"
-        yield shlex.join(["lightning-fed", "fit", "--config", str(config), "--model", run.model.local_baseline])
+        untuned = ["--model.fine_tuning", "null"] if run.model.fine_tuning.length() else []
+        yield "To see what sharing gains, train the same clients alone:"
+        yield shlex.join(["lightning-fed", "fit", "--config", str(config), "--model", run.model.local_baseline, *untuned])
 
 
 def where_to_look(run: RunView) -> Iterator[str]:
     """The command or place that shows each logger's data."""
     for logger in run.loggers:
         if isinstance(logger, TensorBoardLogger):
+            yield "To see the curves:"
             yield shlex.join(["tensorboard", "--logdir", str(Path(logger.log_dir))])
-            yield "  and in a browser: http://localhost:6006/#custom_scalars"
+            yield "  then open http://localhost:6006/#custom_scalars"
         elif isinstance(logger, MLFlowLogger):
             yield shlex.join(["mlflow", "ui", "--backend-store-uri", str(logger._tracking_uri)])
         elif isinstance(logger, WandbLogger):
@@ -112,7 +114,7 @@ def where_to_look(run: RunView) -> Iterator[str]:
             yield shlex.join(["wandb", "sync", str(Path(of_wandb.dir).parent)]) if of_wandb.offline else str(of_wandb.url)
         else:
             place = logger.log_dir or logger.save_dir
-            yield f"{type(logger).__name__}: {place}" if place else f"{type(logger).__name__} has it."
+            yield f"{type(logger).__name__}: {place}" if place else f"Logged by {type(logger).__name__}."
     if not run.loggers and run.folder is not None:
         yield f"Tables: {run.folder}"
 
@@ -123,17 +125,18 @@ def summary_table(run: RunView) -> Table:
     title = f"{run.method}: {len(run.clients)} clients, round {run.round} of {run.rounds}"
     table = measured_table(run, "test", last, title)
     table.add_section()
-    table.add_row("parameters sent, up + down", amount(last["traffic/total_parameters"]))
+    table.add_row("values sent, up + down", amount(last["traffic/total_parameters"]))
     table.add_row("bytes sent, up + down", amount(last["traffic/total_bytes"]))
     table.add_row("training FLOPs", f"{last['compute/total_flops']:.3g}")
     # participants are evaluated in the turns in which they train
-    training, measuring = (sum(row.get(f"seconds/{stage}", 0.0) for row in run.history) for stage in ("fit", "evaluate"))
+    training, evaluating = (sum(row.get(f"seconds/{stage}", 0.0) for row in run.history) for stage in ("fit", "evaluate"))
     table.add_row("seconds training", grouped(training, 1))
-    often = {0: "at the end", 1: "each round"}.get(run.evaluate_every, f"every {ordinal(run.evaluate_every)}")
-    table.add_row(f"seconds measuring, {often}", grouped(measuring, 1))
+    every = run.evaluate_every if run.evaluate_every < run.rounds else 0
+    often = {0: "at the end", 1: "each round"}.get(every, f"every {ordinal(every)} round")
+    table.add_row(f"seconds evaluating, {often}", grouped(evaluating, 1))
     if run.target is not None:
         reached = "target/round" in last
-        table.add_row(f"{metric} of {run.target:g} reached", f"round {last['target/round']:.0f}" if reached else "not yet")
+        table.add_row(f"{metric} of {run.target:g} reached", f"round {last['target/round']:.0f}" if reached else "not reached")
         if reached:
             table.add_row("  bytes sent until then", amount(last["target/bytes"]))
             table.add_row("  training FLOPs until then", f"{last['target/flops']:.3g}")

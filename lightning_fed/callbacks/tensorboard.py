@@ -18,7 +18,7 @@ class TensorBoardFigures(FederationCallback):
     """Draws the clients' labels at the start, and a box plot of the clients' accuracy from time to time.
 
     Args:
-        every: draw the box plot every so many rounds, and after the last one.
+        every: draw the box plot every N rounds, and after the last one.
     """
 
     def __init__(self, every: int = 10) -> None:

@@ -17,9 +17,9 @@ SUBCOMMANDS = {
     "sweep": "run a comparison: methods, settings and seeds",
     "runs": "list runs: rounds, monitor, size on disk",
     "report": "tables and pictures of finished runs",
-    "completion": "how bash or zsh completes these commands",
+    "completion": "set up completion in bash or zsh",
     "serve": "run the server of a study whose data stay at their sites",
-    "join": "take part in such a study, with data that stay here",
+    "join": "take part in such a study; the data stay on this machine",
 }
 """A new verb needs a line here, and ``run(args)`` in a file of its name in ``cli/``."""
 

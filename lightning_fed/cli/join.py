@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # these imports load torch
 
 log = logging.getLogger(__name__)
 
-TEXT = """Take part in a study with data that stay here. Further options are those of fit; the configuration is that of the server,
-except for the location of the data and the trainer. docs/deployment.md has an introduction."""
+TEXT = """Take part in a study; the data stay on this machine. Further options are those of fit; the configuration is
+that of the server, except for the location of the data and the trainer. docs/deployment.md has an introduction."""
 
 
 def parser() -> Options:

@@ -15,7 +15,7 @@ import lightning_fed.engines
 import lightning_fed.methods
 import lightning_fed.models
 from lightning_fed.cli.help.page import BLOCKS
-from lightning_fed.cli.help.unknown_options import HELP, place_of, unknown
+from lightning_fed.cli.help.unknown_options import place_of, unknown, where_to_look
 from lightning_fed.core.fine_tuning import FineTuning
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule, Partitioner
@@ -145,8 +145,11 @@ def _expected(message: str, lines: Iterable[str]) -> str:
 
 def _in_words(text: str, value: str) -> str:
     """Python's messages about values in the terms of a configuration."""
-    if text.startswith("does not conform"):
-        text = f"{value} {text}"  # for a union, the value is elsewhere
+    restricted = re.match(r"(.*?) ?does not conform to restriction v(>=?)(\S+)(?: and v<=(\S+))?", text)
+    if restricted:  # for a union, the value is elsewhere
+        given, sign, least, most = restricted.groups()
+        least, most = f"{'from' if sign == '>=' else 'above'} {least}", f" up to {most}" if most else ""
+        text = f"got {given or value}, expected a number {least}{most}" + text[restricted.end() :]
     text = re.sub(r"Expected a dot import path string: (\S+?)(?=;|$)", r"there is no '\1'", text)
     text = re.sub(r"(int|float)\(\) argument must be .* not 'NoneType'", "got null, expected a number", text)
     not_numbers = r"(invalid literal for int\(\) with base 10|could not convert string to \w+)"
@@ -193,7 +196,7 @@ def _with_names(text: str, message: str, keys: list[str], options: Collection[st
     if "not accept" not in text:
         return text
     of = _whose(message, "is not accepted").rpartition(".")[2] if keys in (["model"], ["data"]) else ""
-    return f"{text}; {HELP.format(block=keys[0], of=of) if of else HELP.format(block='model', of='PFedLoRA')}"
+    return f"{text}; {where_to_look(keys[0] if keys else '', of)}"
 
 
 def _nearest_block(option: str) -> str:

@@ -36,9 +36,11 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
 
     Hooks in the order in which a round calls them:
 
-    1. :meth:`for_client` makes the module of a client that takes part for the first time; :meth:`build` creates its networks.
+    1. :meth:`build` creates networks: once per architecture in each worker, for a module that the clients of that architecture use
+       in turn, and again wherever the initial private state of a client is drawn.
     2. :meth:`load_private_state` and :meth:`load_shared_state` load the client's state and the server's state.
-    3. :meth:`phases` returns the training phases, each with its own loss. It is called once per turn.
+    3. :meth:`phases` returns the training phases, each with its own loss, once per turn to train. It is also called outside turns,
+       to describe or check the training, and then ``self.client`` may be None: it must have no side effects.
     4. :meth:`post_training_step`, if the method has one, gets each batch of the training data once more; :meth:`after_training`
        gets the results.
     5. :meth:`shared_state` and :meth:`payload` are sent to the server; :meth:`private_state` stays with the client.
@@ -133,8 +135,8 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         self.networks = Networks(backbone, adapters, type(self))
         if isinstance(optimizer, Optimizer):
             raise FederationError(
-                f"optimizer is a {type(optimizer).__name__} of parameters that exist already: give what makes one, its class or "
-                f"partial(torch.optim.{type(optimizer).__name__}, lr=…), since each client has its own."
+                f"optimizer is an object of {type(optimizer).__name__}, but each client needs its own: pass a class, or "
+                f"functools.partial(torch.optim.{type(optimizer).__name__}, lr=…)."
             )
         self.optimizer = optimizer
         self.epochs, self.steps, self.persistent = epochs, steps, persistent
@@ -252,8 +254,8 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         self.is_built = True
         if idle := self._idle_of_loss():
             raise FederationError(
-                f"{type(self).__name__} trains no parameters of a loss, but {type(self.task.loss).__name__} has {idle[0]}: give "
-                "another loss, or let it require no gradients."
+                f"{type(self).__name__} does not train parameters of the loss, but {type(self.task.loss).__name__} has {idle[0]}: "
+                "choose another loss, or set requires_grad=False."
             )
 
     def _idle_of_loss(self) -> list[str]:

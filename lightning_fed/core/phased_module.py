@@ -35,8 +35,8 @@ class PhasedModule(L.LightningModule):
     """A LightningModule that trains in phases, by manual optimization.
 
     A subclass returns its phases from :meth:`phases`: which parameters train, on which loss, with which optimizer. The base class
-    freezes all other parameters during a phase, gives each phase a fresh optimizer, steps, clips, and logs
-    ``train/<phase>_loss``. The Trainer runs the phases in order and starts over until it stops;
+    freezes all other parameters during a phase, gives each phase a fresh optimizer (or, if ``persistent``, its stored state),
+    steps, clips, and logs ``train/<phase>_loss``. The Trainer runs the phases in order and starts over until it stops;
     ``max_epochs=module.num_epochs(batches)`` runs them once.
 
     A method with its own step overrides :meth:`compute_gradients` or :meth:`client_step`. Avoid overriding ``training_step`` or
@@ -49,8 +49,8 @@ class PhasedModule(L.LightningModule):
     Args:
         gradient_clip: maximum gradient norm of a step. None: no clipping.
         lr_scheduler: builds each phase's learning-rate schedule from its optimizer. None: the learning rate is constant.
-        lr_interval: unit that the schedule counts: ``round``, all runs through the phases so far; ``epoch`` or ``step``, those of
-            the phase, which restarts the schedule.
+        lr_interval: unit that the schedule counts: ``round``: completed passes through all phases; ``epoch`` or ``step``: those
+            within the phase, starting anew each time the phase begins.
         accumulate: number of batches per optimizer step; the gradient is that of the mean over all their examples, see
             :meth:`loss_terms`. In a phase that is counted in epochs, the last step of an epoch may have fewer batches.
 
@@ -205,12 +205,13 @@ class PhasedModule(L.LightningModule):
         for option, here in (("accumulate_grad_batches", "accumulate"), ("gradient_clip_val", "gradient_clip")):
             if (value := getattr(self.trainer, option)) not in (None, 0, 1 if here == "accumulate" else None):
                 raise FederationError(
-                    f"The Trainer has {option}={value}, but {type(self).__name__} steps itself: give it {here}={value} instead."
+                    f"The Trainer has {option}={value}, but {type(self).__name__} calls the optimizer itself: pass "
+                    f"{here}={value} to the module instead."
                 )
         if any(isinstance(callback, LearningRateFinder) for callback in self.trainer.callbacks):  # type: ignore[attr-defined]
             raise FederationError(
-                f"lr_find needs a module with a single optimizer, and {type(self).__name__} has one per phase: compare rates "
-                "on validation data, by the tune of a sweep."
+                f"lr_find needs a module with a single optimizer, and {type(self).__name__} has one per phase: compare "
+                "learning rates on validation data instead, with tune in a sweep."
             )
         return super().configure_callbacks()
 
@@ -251,7 +252,7 @@ class PhasedModule(L.LightningModule):
         self.resume.begin_fit(self)
         if self.trainer.precision == "16-mixed" and not self.scales_gradients:
             raise FederationError(
-                f"{type(self).__name__} computes gradients that 16-mixed would have to scale: set the trainer's precision to "
+                f"{type(self).__name__} computes gradients itself, which 16-mixed cannot scale: set the trainer's precision to "
                 "bf16-mixed or 32-true."
             )
         clips = [clip for phase in self.running_phases if (clip := self.clip_of(phase)) is not None]

@@ -261,7 +261,7 @@ class Worker:
         """Run the pass after training; see :meth:`.FederatedModule.post_training_step`."""
         if not module.has_post_training_step:
             return {}
-        self.activity = "in the pass after training"
+        self.activity = "in the pass over the data after training"
         after = PostTrainingPass(module, self.flops)
         self.trainers.for_measuring(gradients=True).predict(after, datamodule=data, return_predictions=False)
         return after.result()
@@ -273,7 +273,7 @@ class Worker:
 
     def measure(self, module: FederatedModule, data: ClientDataModule) -> dict[str, float]:
         """Evaluate a model on validation data, if there are any, and on test data."""
-        self.activity = "measured"
+        self.activity = "during evaluation"
         trainer = self.trainers.for_measuring()
         results = []
         if data.info.num_val and trainer.limit_val_batches:

@@ -35,7 +35,8 @@ def found(given: Path | str, ending: str = "") -> Path:
     for candidate in (name,) if path.suffix == ".yaml" else (f"{name}{ending}", name):
         if candidate in files:
             return files[candidate]
-    alike = difflib.get_close_matches(name, files, n=3) or [known for known in files if known.startswith(f"{name}/")][:3]
+    offered = [known for known in files if ending or not known.endswith(SWEEP)]
+    alike = difflib.get_close_matches(name, offered, n=3) or [known for known in offered if known.startswith(f"{name}/")][:3]
     meant = f"; did you mean {' or '.join(alike)}?" if alike else "."
     raise FederationError(
         f"There is no configuration {str(given)!r}: give a file, or one of the names that lightning-fed configs lists{meant}"

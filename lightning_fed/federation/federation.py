@@ -81,7 +81,7 @@ class Federation:
         eligible_clients: ids of the clients that may take part. The others, which join later or cannot hold the model for example,
             are only evaluated. None: all.
         sampling: client sampling: ``fixed``, every round has the same number of clients, drawn without replacement; ``poisson``,
-            each client takes part with probability ``participation``, independently, so that a round may have any number, also 0.
+            each client takes part with probability ``participation``, independently, so a round may have no clients at all.
         dropout: probability that a participant drops out of a round: it receives the model, but its update does not arrive and its
             private state does not change.
         quorum: share of a round's participants that must not drop out. With fewer, the round's updates are discarded.
@@ -96,25 +96,25 @@ class Federation:
         unseen: share or ids of clients that never take part in training. They are evaluated separately, as clients that join after
             training (``unseen/…``). None: no client.
         seed: seed of all randomness in the run; the command line sets it to ``seed_everything``.
-        evaluate_every: evaluate all clients every so many rounds, and after the last one; 0: only after the last one. None: after
-            as many rounds as it takes for the cohorts to add up to all clients (1 at full participation, 10 at 0.1), so that
-            evaluation does not cost more than training.
+        evaluate_every: evaluate all clients every N rounds (by default as many as it takes for the cohorts to add up to all
+            clients) and after the last one; 0: only after the last one. None: that default, 1 at full participation and 10 at
+            0.1, so that evaluation does not cost more than training.
         target: value of the monitored metric on test data. The run reports the round that first reaches it, and what was sent and
             computed by then (``target/…``). None: no target.
         patience: stop the run this many rounds after the round that was best on validation data. None: run all rounds.
         stop_at_target: stop the run at the round that reaches ``target``.
         budget: maximum traffic in MiB, up and down together. The run stops when another round like the last one would exceed it,
             but not before the first round. FlowerTune's leaderboard: 200000. None: no limit.
-        checkpoint_every: save a checkpoint every so many rounds, after the last one, and after each round that is the best so far
+        checkpoint_every: save a checkpoint every N rounds, after the last one, and after each round that is the best so far
             on validation data; 0: never. The last two and the best are kept.
         keep: what a finished run keeps on disk besides its tables: ``all``, the last two checkpoints and the best one, with the
             clients' private states; ``last``, the last one; ``none``: the run cannot be tested, exported or continued.
-        init_from: start from the network of another run's server: the shared and private parts of all clients' networks get its
-            weights. The folder of a run, of a run and ``/best``, or of one checkpoint; or a ``.safetensors`` file. None: networks
-            start as they are built.
+        init_from: start all clients' networks, shared and private parts, from the network of another run's server. The folder
+            of a run, of a run and ``/best``, or of one checkpoint; or a ``.safetensors`` file. None: networks start as they are
+            built.
         run_dir: folder of the runs. None: nothing is written.
         store_limit_mb: memory for the clients' private states, in MiB; the rest is stored on disk. Methods whose server keeps
-            something for each client (FedAMP, FedCAC, FD) use as much again for that, and as much for the updates of a round.
+            something for each client (FedAMP, FedCAC, FD) may use the same amount twice more: for that, and for a round's updates.
         compression: quantization or sparsification of what is sent. None: no compression. Traffic counts what is sent.
         logger: where metrics are logged: True: to TensorBoard, in the run's folder; False: nowhere; a Lightning logger, or a list
             of loggers, in which True stands for TensorBoard.
@@ -157,7 +157,7 @@ class Federation:
     ) -> None:
         key = privacy.key if isinstance(privacy, ClientDP) else None
         if key is not None and run_dir is not None and key.resolve().is_relative_to(Path(run_dir).resolve()):
-            raise FederationError(f"privacy.key is {key}, inside the folder of runs: keep it where no run is copied from.")
+            raise FederationError(f"privacy.key is {key}, inside run_dir: keep it outside, so that no run is copied with it.")
         self.init_from = Path(init_from) if init_from is not None else None
         self.run_dir = Path(run_dir) if run_dir is not None else None
         if wrong := [given for given in callbacks or [] if not isinstance(given, FederationCallback)]:
@@ -260,7 +260,7 @@ class Federation:
 
     @lines_shown()
     def dry_run(self, model: FederatedModule, datamodule: FederatedDataModule) -> None:
-        """Do everything that ``fit`` does up to the first client's first step, without writing: errors show up within seconds.
+        """Do what ``fit`` does, up to and including the first client's first step, without writing: errors show up within seconds.
 
         Args:
             model: the method.
@@ -308,7 +308,7 @@ class Federation:
 
     @lines_shown()
     def load(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> Run:
-        """Open a run for its results and models; nothing is evaluated.
+        """Open a run for its history and models. Nothing is evaluated: ``results`` is empty.
 
         Args:
             model: the method.
@@ -468,8 +468,8 @@ class Federation:
         network, data = initial_network(self.init_from)
         if data not in (None, datamodule.fingerprint()):
             log.warning(
-                f"{self.init_from}, which this run starts from, has other clients or another split: what it was trained on may be "
-                "what is tested on here."
+                f"{self.init_from}, which this run starts from, has other clients or another split: it may have been "
+                "trained on examples that this run tests on."
             )
         return model.with_initial_weights(network, f"The network of init_from={self.init_from}")
 
@@ -506,7 +506,8 @@ class Federation:
         if missing := checkpoint.missing_rounds:
             rounds = ", ".join(map(str, missing[:3])) + ", …" * (len(missing) > 3)
             log.warning(
-                f"{checkpoint.run_folder} has lost the metrics of {len(missing)} rounds ({rounds}): its table goes on without them."
+                f"{checkpoint.run_folder} has lost the metrics of {len(missing)} rounds ({rounds}): metrics.csv goes on without "
+                "these rows."
             )
         return checkpoint
 

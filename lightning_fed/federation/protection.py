@@ -54,7 +54,8 @@ def protect(
     method = type(model).__name__
     require(
         not says_itself_who(model),
-        f"privacy needs clients that are sampled, but {method} chooses the participants itself: leave privacy out.",
+        f"privacy needs clients that are sampled by the federation, but {method} chooses the participants itself: leave privacy "
+        "out.",
     )
     require(
         settings.sampling == "poisson" or cohort_size == clients,

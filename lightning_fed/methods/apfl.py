@@ -38,7 +38,7 @@ class APFL(PersonalModule):
         num_classes: number of classes; None: as many as the data have.
         alpha: initial :math:`\alpha_k`. The authors' code: 0.5.
         alpha_lr: :math:`\eta_\alpha`; 0: :math:`\alpha` is fixed.
-        personal_optimizer: of :math:`v_k`. Default: ``optimizer``.
+        personal_optimizer: optimizer of :math:`v_k`. Default: ``optimizer``.
         **kwargs: see :class:`.FederatedModule`.
     """
 

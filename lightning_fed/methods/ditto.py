@@ -30,7 +30,7 @@ class Ditto(PersonalModule, KeepsGlobalParameters):
         num_classes: number of classes; None: as many as the data have.
         lam: weight :math:`\lambda`; 0 trains the personal models alone. The paper: one of {0.05, 0.1, 1, 2}.
         start: initial :math:`v_k`: the ``initial`` global model, or the ``first_broadcast`` that the client gets.
-        personal_optimizer: of :math:`v_k`, fresh in each round. Default: ``optimizer``.
+        personal_optimizer: optimizer of :math:`v_k`, fresh in each round. Default: ``optimizer``.
         personal_epochs: local epochs of :math:`v_k` per round. Default: ``epochs``.
         **kwargs: see :class:`.FederatedModule`; ``optimizer`` and ``epochs`` are those of :math:`w`.
     """

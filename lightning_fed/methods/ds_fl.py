@@ -67,7 +67,7 @@ class DSFL(PublicDistillation):
             one message each way.
         distill_epochs: epochs of distillation in a round, of clients and server.
         distill_batch_size: number of public examples in a distillation step.
-        distill_optimizer: of distillation, fresh in each round. None: ``optimizer``.
+        distill_optimizer: optimizer of distillation, fresh in each round. None: ``optimizer``.
         **kwargs: see :class:`.FederatedModule`.
 
     Raises:

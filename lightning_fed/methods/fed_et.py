@@ -68,7 +68,7 @@ class FedET(EnsembleModule):
         average: whether the second term is the mean over the ``batch``, or over its ``disagreed`` examples.
         distill_steps: steps of the large model in each round. The paper: 128.
         distill_batch_size: number of public examples in a step.
-        distill_optimizer: of the large model, fresh in each round. Default: SGD, lr 5e-3, momentum 0.9.
+        distill_optimizer: optimizer of the large model, fresh in each round. Default: SGD, lr 5e-3, momentum 0.9.
         **kwargs: see :class:`.EnsembleModule`. ``weighting`` applies to heads as to updates.
 
     Raises:

@@ -59,8 +59,8 @@ class FedDecomp(FederatedModule):
             :class:`lightning_fed.nn.LowRankDelta`.
         absentees: how clients that are not sampled enter the average: ``"left_out"``, or ``"stale"``, with the previous
             :math:`\bar\sigma`, as in the authors' code.
-        optimizer: of both phases, fresh in each. The paper: SGD, lr 0.1; the authors' code adds momentum 0.9.
-        lora_optimizer: of :math:`\tau`. Default: the same as ``optimizer``.
+        optimizer: optimizer of both phases, fresh in each. The paper: SGD, lr 0.1; the authors' code adds momentum 0.9.
+        lora_optimizer: optimizer of :math:`\tau`. Default: the same as ``optimizer``.
         track_drift: log the clients' mean distance from the average (eq. 9), which keeps a round's updates in memory.
         **kwargs: see :class:`.FederatedModule`.
     """

@@ -44,7 +44,7 @@ class FedDF(EnsembleModule):
         num_classes: number of classes; None: as many as the data have.
         distill_steps: steps of each student in each round; 0 is FedAvg for each architecture. The authors: 10,000.
         distill_batch_size: number of public examples in a step. The authors: 128.
-        distill_optimizer: of a student, fresh in each round; its rate falls to 0 along a cosine. Default: Adam, lr 1e-3.
+        distill_optimizer: optimizer of a student, fresh in each round; its rate falls to 0 along a cosine. Default: Adam, lr 1e-3.
         distill_clip: largest gradient norm of a student's step; the authors: 5. None does not clip.
         temperature: divisor of all logits; no factor compensates for it. The authors: 1.
         distill_loss: ``avg_logits``: as above. ``avg_losses``: the mean over the teachers of each one's divergence.

@@ -66,7 +66,7 @@ class FedHMLoRA(LoRAModule):
         temperature: :math:`\tau`.
         lora_alpha: scaling is ``lora_alpha / max(ranks)`` for every rank; None: 1, as in the authors' code.
         lora_dropout: dropout before the adapter.
-        optimizer: of adapter and head. Default: Adam, lr 2e-3 (Section 6.1). It is fresh in each turn, as the factors are.
+        optimizer: optimizer of adapter and head. Default: Adam, lr 2e-3 (Section 6.1). Fresh in each turn, as the factors are.
         steps: optimizer steps per round; None: ``epochs`` epochs, by default one (Section 6.1).
         **kwargs: see :class:`lightning_fed.methods.families.adapter_module.AdapterModule`.
     """

@@ -50,8 +50,8 @@ class FedKD(MutualLearningModule):
         hidden: weight of H; the paper: 1. With 0 there is no W.
         detach: whether each network learns from its own loss only, as above. If not, :math:`L_t + L_s` is minimised as written,
             through a and through both networks' probabilities, and with H twice, as in the authors' code.
-        mentee_optimizer: of the mentee. Default: the same as ``optimizer``.
-        projection_optimizer: of W. Default: the same as ``optimizer``.
+        mentee_optimizer: optimizer of the mentee. Default: the same as ``optimizer``.
+        projection_optimizer: optimizer of W. Default: the same as ``optimizer``.
         **kwargs: see :class:`.FederatedModule`; ``optimizer`` is the mentor's.
     """
 

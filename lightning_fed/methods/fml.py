@@ -31,7 +31,7 @@ class FML(MutualLearningModule):
         meme: the shared network; None: the first of ``backbone``. pFedLoRA's paper: the smallest, CNN-5.
         alpha: weight :math:`\alpha` of the personal network's own loss; 1 is exactly Standalone. The authors' code: 0.5.
         beta: weight :math:`\beta` of the meme's own loss; 1 is FedAvg of the meme, with equal weights. The authors' code: 0.5.
-        meme_optimizer: of the meme. Default: the same as ``optimizer``.
+        meme_optimizer: optimizer of the meme. Default: the same as ``optimizer``.
         **kwargs: see :class:`.FederatedModule`; ``optimizer`` is the personal network's. The authors' code: 5 ``epochs`` with SGD,
             lr 0.01, momentum 0.9, weight decay 5e-4.
     """

@@ -61,8 +61,8 @@ class PFedGate(KeepsGlobalParameters):
             both at once, as in the authors' scripts.
         absentees: how clients that are not sampled enter the average: ``"left_out"``, or ``"stale"``, with the previous
             :math:`\theta`, as in the authors' code.
-        optimizer: of :math:`\theta`. The authors, for s = 0.5 and CIFAR-10: SGD, lr 0.05, momentum 0.9, weight decay 5e-4.
-        gate_optimizer: of the gate. Default: the same as ``optimizer``.
+        optimizer: optimizer of :math:`\theta`. The authors, for s = 0.5 and CIFAR-10: SGD, lr 0.05, momentum 0.9, decay 5e-4.
+        gate_optimizer: optimizer of the gate. Default: the same as ``optimizer``.
         **kwargs: see :class:`.FederatedModule`. The authors: 1 epoch per round, and ``gradient_clip`` 10, which clips network and
             gate separately.
     """

@@ -15,8 +15,8 @@ from lightning_fed.options import ClosedUnitInterval, NonNegativeInt, PositiveIn
 class PFedLoRA(FederatedModule):
     r"""Clients with different networks share one small homogeneous adapter, a second classifier on each encoder's representation.
 
-    A client's network is an encoder :math:`f_k` and a header :math:`h_k`. The adapter :math:`A(\theta)` is a second, smaller
-    header on the encoder's representation. Its output is never added to the network's: it is a parallel classifier, and
+    A client's network is an encoder :math:`f_k` and a head :math:`h_k`. The adapter :math:`A(\theta)` is a second, smaller
+    head on the encoder's representation. Its output is never added to the network's: it is a parallel classifier, and
     inference uses the network alone. Only :math:`\theta` travels. The networks stay private, and each is initialized independently.
 
     A round of a client (iterative learning, Section 4.1):
@@ -36,16 +36,16 @@ class PFedLoRA(FederatedModule):
         backbone: the clients' networks; client ``k`` gets entry ``k mod len(list)``.
         num_classes: number of classes C; None: as many as the data have.
         hidden_dim: width h of the adapter. Section 6.1: {20, 40, 60, 80} heterogeneous, {100, …, 500} homogeneous.
-        mu: weight :math:`\mu` of the header's own loss, in [0.5, 1) in the paper, larger being better (Section 6.3.3 of its first
-            version); 1 is exactly Standalone for the networks.
+        mu: weight :math:`\mu` of the head's own loss. Paper: in [0.5, 1), larger is better (Section 6.3.3 of its first version).
+            1: the networks train exactly as in Standalone.
         cut: where the encoder ends: ``"features"``, the input of the head, 500 wide in all five CNNs; ``"fc1"`` for
             homogeneous CNNs; ``"conv"``, after the convolutions, as in the paper's equations, for CNNs with equally many filters.
-        adapter: ``"reduction"``: Linear(d, h) → ReLU → Linear(h, C), a narrow copy of the header. ``"factorized"``: Linear(d, h)
+        adapter: ``"reduction"``: Linear(d, h) → ReLU → Linear(h, C), a narrow copy of the head. ``"factorized"``: Linear(d, h)
             without bias → Linear(h, C), no activation, a rank-h factorization of one d × C matrix; Gaussian first factor of
             standard deviation 1/√h, second factor and bias zero, as in LoRA, so that all its logits are 0 at first.
         adapter_bias: whether the adapter's layers have biases (the first factor never has one).
-        optimizer: of the network. Default: SGD, lr 0.01.
-        adapter_optimizer: of the adapter. Default: the same as ``optimizer``.
+        optimizer: optimizer of the network. Default: SGD, lr 0.01.
+        adapter_optimizer: optimizer of the adapter. Default: the same as ``optimizer``.
         epochs: epochs E of the network per round. Section 6.1: 1 or 10.
         adapter_epochs: epochs of the adapter per round. Default: the same as ``epochs``.
         **kwargs: see :class:`.FederatedModule`.

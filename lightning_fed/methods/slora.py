@@ -53,7 +53,7 @@ class SLoRA(LoRAModule):
         base: the matrix that the adapter is added to in the second stage: ``original`` is :math:`W_0`; ``residual`` is
             :math:`W_{R_1} - s BA` with the initial B and A, so that the change of stages does not change the function. The
             broadcast then also contains the values for it, and a model has one more matrix per adapted layer.
-        optimizer: of all trained tensors. Default: Adam, lr 2e-3.
+        optimizer: optimizer of all trained tensors. Default: Adam, lr 2e-3.
         steps: optimizer steps per round; None: ``epochs`` epochs, by default one.
         **kwargs: see :class:`.LoRAModule`. ``target_modules`` are linear layers; None: query, key, value and
             output of attention, if the network knows their names.

@@ -30,7 +30,7 @@ def refuse_run_dir(run_dir: Path) -> None:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise FederationError(
-            f"The folder of runs is {_short(run_dir)}, where no folder can be made ({why}): set another run_dir."
+            f"The folder of runs is {_short(run_dir)}, in which no folder can be created ({why}): set another run_dir."
         ) from error
     place = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
     if not place.is_dir():
@@ -55,7 +55,7 @@ def new_run_folder(run_dir: Path) -> Path:
         return new_run_folder(run_dir)
     except OSError as error:
         raise FederationError(
-            f"The folder of runs is {_short(run_dir)}, where no folder can be made ({error.strerror}): set another run_dir."
+            f"The folder of runs is {_short(run_dir)}, in which no folder can be created ({error.strerror}): set another run_dir."
         ) from error
     return folder
 

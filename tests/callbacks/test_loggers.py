@@ -167,10 +167,11 @@ class Elsewhere(Logger):
 def test_the_last_lines_fit_the_loggers() -> None:
     federation = fit([True, CSVLogger("tables", name="mine"), Elsewhere()])
     assert list(where_to_look(federation.run)) == [
+        "To see the curves:",
         "tensorboard --logdir runs/version_0",
-        "  and in a browser: http://localhost:6006/#custom_scalars",
+        "  then open http://localhost:6006/#custom_scalars",
         "CSVLogger: tables/mine/version_0",
-        "Elsewhere has it.",
+        "Logged by Elsewhere.",
     ]
     assert list(where_to_look(fit(False).run)) == ["Tables: runs/version_1"]
 

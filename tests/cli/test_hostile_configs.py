@@ -181,10 +181,13 @@ def test_defaults_are_no_nulls() -> None:
         ([f"{M}fine_tuning.part=null"], ["model.fine_tuning.part: got null, expected all or head or private"]),
         ([f"{M}fine_tuning=foo"], ["model.fine_tuning: got foo, expected options by name: epochs, steps, part, when, optimizer"]),
         ([f"{M}adapters=3"], ["model.adapters: got 3, expected options by name: r, lora_alpha, target_modules"]),
-        ([f"{M}adapters.r=0"], ["model.adapters.r: 0"]),
+        ([f"{M}adapters.r=0"], ["model.adapters.r: got 0, expected a number from 1"]),
         (["--federation.compression.up=int9"], ["federation.compression.up: got 'int9', expected none or bf16 or int8 or topk"]),
         (["--model=FML", f"{M}shared=x"], ["model: Option 'shared' is not accepted by FML; "]),
-        (["--federation.round=3"], ["--federation.round=3 (did you mean --federation.rounds?)"]),
+        (
+            ["--federation.round=3"],
+            ["--federation.round=3 (did you mean --federation.rounds?); see lightning-fed fit --help federation"],
+        ),
         (["--trainer.acelerator=cpu"], ["(did you mean --trainer.accelerator?)"]),
         (["--model=FedAgv"], ["model: there is no 'FedAgv' (did you mean FedAvg?); known are "]),
         (

@@ -86,7 +86,7 @@ def test_runs_in_their_processes_become_a_table(capfd: pytest.CaptureFixture[str
     ]
     log = Path("compared/FedAvg/seed_3/log.txt").read_text()
     assert log.startswith(
-        "Starting compared/FedAvg/seed_3/version_0: FedAvg with CNN5 on Digits, 3 clients, 1 rounds, InProcess, 1 thread."
+        "Starting compared/FedAvg/seed_3/version_0: FedAvg with CNN5 on Digits, 3 clients, 1 round, InProcess, 1 thread."
     )
 
     # One seed, one partition.

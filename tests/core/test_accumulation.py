@@ -91,9 +91,9 @@ def test_what_a_trainer_would_do_to_gradients_is_an_option_of_the_module(option:
     trainer = L.Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=1, **option
     )
-    with pytest.raises(FederationError, match=rf"FedAvg steps itself: give it {remedy} instead"):
+    with pytest.raises(FederationError, match=rf"FedAvg calls the optimizer itself: pass {remedy} to the module instead"):
         trainer.fit(FedAvg(Net, CLASSES), datamodule=new_data().client(0))
-    with pytest.raises(FederationError, match=f"give it {remedy} instead"):
+    with pytest.raises(FederationError, match=f"pass {remedy} to the module instead"):
         new_federation(1, trainer=partial(new_trainer, **option)).fit(FedAvg(Net, CLASSES), new_data())
 
 
@@ -116,11 +116,15 @@ def test_predictions_are_of_inputs_with_or_without_targets() -> None:
 
 
 def test_an_optimizer_of_parameters_is_refused() -> None:
-    with pytest.raises(FederationError, match=r"optimizer is a Adam of parameters that exist already.*partial\(torch.optim.Adam"):
+    with pytest.raises(
+        FederationError, match=r"optimizer is an object of Adam, but each client needs its own.*partial\(torch.optim.Adam"
+    ):
         FedAvg(Net, CLASSES, torch.optim.Adam(Net(CLASSES).parameters()))
 
 
 def test_the_search_for_a_learning_rate_says_what_searches_here() -> None:
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=1)
-    with pytest.raises(FederationError, match="FedAvg has one per phase: compare rates on validation data, by the tune of a sweep"):
+    with pytest.raises(
+        FederationError, match="FedAvg has one per phase: compare learning rates on validation data instead, with tune"
+    ):
         Tuner(trainer).lr_find(FedAvg(Net, CLASSES), datamodule=new_data().client(0), attr_name="optimizer")

@@ -234,7 +234,7 @@ def test_an_exception_arrives_with_traceback_and_client(engine: Processes) -> No
 
 
 def test_a_refusal_arrives_as_one_line(engine: Processes) -> None:
-    with pytest.raises(FederationError, match=r"^Client 0 in round 1, measured: no test: give another$"):
+    with pytest.raises(FederationError, match=r"^Client 0 in round 1, during evaluation: no test: give another$"):
         new_federation(1, engine=engine).fit(Refusing(Net, 4), new_data(3))
 
 

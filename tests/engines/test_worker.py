@@ -133,7 +133,7 @@ class Unmeasurable(FedAvg):
 def test_what_goes_wrong_in_measuring_says_so(client: int, who: str) -> None:
     with pytest.raises(IndexError, match="no such label") as found:
         fit(Unmeasurable(client), evaluate_every=0, participation=0.3)  # client 1 trains in no round
-    assert found.value.__notes__ == [f"In this turn: {who} in round 2, measured."]
+    assert found.value.__notes__ == [f"In this turn: {who} in round 2, during evaluation."]
 
 
 class Ungatherable(FedHM):
@@ -367,7 +367,7 @@ def test_a_mistake_while_reviewing_is_named() -> None:
         def post_training_step(self, batch: Any) -> State:
             raise FederationError("stumbled.")
 
-    with pytest.raises(FederationError, match=r"^Client 0 in round 1, in the pass after training: stumbled\.$"):
+    with pytest.raises(FederationError, match=r"^Client 0 in round 1, in the pass over the data after training: stumbled\.$"):
         fit(Stumbling(Net, CLASSES, sgd), rounds=1)
 
 

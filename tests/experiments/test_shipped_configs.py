@@ -49,7 +49,7 @@ def test_what_is_neither_is_said(unknown: str) -> None:
     with pytest.raises(FederationError, match=r"There is no configuration .* lightning-fed configs") as error:
         found(unknown)
     if unknown in ("quickstrat", "fedhm"):
-        assert {"quickstrat": "did you mean quickstart", "fedhm": "fedhm/cifar10"}[unknown] in str(error.value)
+        assert {"quickstrat": "did you mean quickstart?", "fedhm": "fedhm/cifar10"}[unknown] in str(error.value)
 
 
 class TestBuilt:

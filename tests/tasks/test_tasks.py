@@ -172,7 +172,7 @@ def test_parameters_of_a_loss_are_trained_or_refused(name: str) -> None:
 
     engine, model = Recording(), new_method(name, loss=Tempered())
     if name in TRAIN_PARTS:
-        with pytest.raises(FederationError, match=f"^{name} trains no parameters of a loss, but Tempered has log_scale"):
+        with pytest.raises(FederationError, match=f"^{name} does not train parameters of the loss, but Tempered has log_scale"):
             fit(model, data_for(name), 1)
         return
     federation = fit(model, data_for(name), 1, engine=engine)

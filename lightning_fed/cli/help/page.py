@@ -17,7 +17,7 @@ SHORT = {
 
 BLOCKS = {
     "model": "The method and its networks",
-    "data": "Who holds what",
+    "data": "The data and how they are divided among clients",
     "federation": "Rounds, participation, where runs are written",
     "trainer": "Options of each client's Trainer",
 }
@@ -27,8 +27,8 @@ TOPICS = ("all", *BLOCKS)
 
 INSTEAD = {
     "config": "a YAML file, or a name that lightning-fed configs lists; later ones take precedence",
-    "ckpt_path": "last, best on validation data, or the folder of a run or of one checkpoint",
-    "seed_everything": "seed of everything random",
+    "ckpt_path": "last, best (on validation data), or the folder of a run or of one checkpoint",
+    "seed_everything": "random seed of the run",
     "print_config": "print the resulting configuration and exit",
     "model": "the method",
     "data": "the data and their clients",
@@ -36,7 +36,7 @@ INSTEAD = {
     "trainer": "a YAML file with this block",
     "trainer.accelerator": "auto, cpu, gpu, or another of Lightning's",
     "trainer.precision": "32-true, bf16-mixed, or another of Lightning's",
-    "trainer.limit_train_batches": "number of batches of an epoch (int), or share of them (float)",
+    "trainer.limit_train_batches": "train on only this many batches per epoch (int), or on this share of them (float)",
 }
 """Descriptions of options that have none or a library's own."""
 
@@ -182,15 +182,15 @@ def choices_of(hint: Any) -> Sequence[Any]:
 def words(action: Any, known: Callable[..., Sequence[str]], full: bool) -> str:
     """The description of an option; in the short form its first sentence."""
     if action.dest.endswith(".help"):
-        return "the options of one of these" if known(action.dest.split(".")[-2]) else "the options of a class"
+        return "list the options of one of these" if known(action.dest.split(".")[-2]) else "list the options of a class"
     text = plain(INSTEAD.get(action.dest) or action.help or "")
     if not full:
         text = re.split(r"[.;:] |, in which|, and after the last", text)[0].removesuffix(".")
     names = known(action.dest.rpartition(".")[2], getattr(action, "_typehint", None))
     text = text.removesuffix(".") if names else text
     default = None if callable(action.default) else action.default
-    notes = [f"default: {spelled(default)}"] if default not in (None, argparse.SUPPRESS) else []
-    return text + (f"; of these: {', '.join(names)}" if names else "") + (f" ({'; '.join(notes)})" if notes else "")
+    said = default in (None, argparse.SUPPRESS) or "Default:" in text
+    return text + (f"; of these: {', '.join(names)}" if names else "") + ("" if said else f" (default: {spelled(default)})")
 
 
 def spelled(value: Any) -> str:
@@ -202,7 +202,8 @@ def spelled(value: Any) -> str:
 
 def plain(text: str) -> str:
     """Text without the markup of reStructuredText, and with values as on the command line."""
-    text = re.sub(r"(; see|\bSee) :\w+:`[^`]*`\.?", "", text)
+    text = re.sub(r"; see :\w+:`[^`]*`|\bSee :\w+:`[^`]*`\.?", "", text)
+    text = re.sub(r":math:`([^`]*)`", lambda found: found[1].replace("\\", ""), text)
     text = re.sub(r":\w+:`(?:[^`<]*<)?[~.]?([^`>]*)>?`", lambda found: found[1].rpartition(".")[2], " ".join(text.split()))
     text = re.sub(r"`([^`<]+) <[^`>]+>`_+", r"\1", text).replace("``", "").replace("`", "")
     return re.sub(r"\b(None|True|False)\b", lambda found: {"None": "null"}.get(found[1], found[1].lower()), text)
@@ -212,10 +213,10 @@ def hints(verb: str) -> list[str]:
     """Pointers to more help."""
     name = verb.split()[-1]
     more = {
-        f"{verb} --help all": "all options; data: one block",
-        f"{verb} --model.help PFedLoRA": "the options of a method",
-        f"{verb} --data.help CIFAR10": "the options of a data set",
+        f"{verb} --help all": "all options (data: of one block)",
+        f"{verb} --model.help PFedLoRA": "list the options of a method",
+        f"{verb} --data.help CIFAR10": "list the options of a data set",
         "lightning-fed configs": "configurations to start from",
-        f"LIGHTNING_FED_{name.upper()}__FEDERATION__ROUNDS=3": "an option as a variable",
+        f"LIGHTNING_FED_{name.upper()}__FEDERATION__ROUNDS=3": "set an option in the environment",
     }
     return ["more:", *(f"  {command:<43} {text}" for command, text in more.items())]

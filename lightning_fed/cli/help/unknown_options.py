@@ -2,10 +2,9 @@
 
 from collections.abc import Collection
 
+from lightning_fed.cli.help.page import BLOCKS
 from lightning_fed.experiments.renames import OPTIONS, hint
 from lightning_fed.formatting import nearest
-
-HELP = "see lightning-fed fit --help and --{block}.help {of}"
 
 OF_OPTIMIZERS = {"lr", "learning_rate", "momentum", "weight_decay", "betas", "nesterov"}
 """Options of an optimizer, which users look for in other places."""
@@ -20,7 +19,13 @@ def unknown(text: str, option: str, options: Collection[str]) -> str:
         options: all known options.
     """
     meant = hint(option.rpartition(".")[2], OPTIONS) or place_of(option) or nearest(option, options, "--")
-    return f"{text}{meant}; {HELP.format(block='model', of='PFedLoRA')}"
+    return f"{text}{meant}; {where_to_look(option)}"
+
+
+def where_to_look(option: str, of: str = "") -> str:
+    """The help that lists the options of an option's block; of a class, if its name is known."""
+    block = option.partition(".")[0]
+    return "see lightning-fed fit " + (f"--{block}.help {of}" if of else f"--help {block if block in BLOCKS else ''}".rstrip())
 
 
 def place_of(option: str, names: Collection[str] = ("optimizer",)) -> str:

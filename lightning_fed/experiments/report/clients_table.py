@@ -60,7 +60,7 @@ def cross_tables(comparison: Comparison, crossed: pd.DataFrame) -> list[Layout]:
         names = dict(own[["trained", "name"]].drop_duplicates("trained").astype({"name": str}).to_numpy())
         if alike or not 0 < len(names) <= MOST_CLIENTS:
             continue
-        tested = {f"on {name}": client for client, name in names.items()} | {"on everybody's": EVERYBODY}
+        tested = {f"on {name}": client for client, name in names.items()} | {"on all clients' data": EVERYBODY}
         columns = []
         for title, client in tested.items():
             rows = own[own["tested"] == client].groupby("trained")[column]

@@ -42,7 +42,7 @@ def rendered(page: Path) -> str:
         if sweep and (unequal := inequality(sweep)):
             parts.append(f"{unequal}\n")
         if missing:
-            parts.append(f"Seeds of the sweep that have not been played yet: {', '.join(missing)}.\n")
+            parts.append(f"Seeds of the sweep that have not been run yet: {', '.join(missing)}.\n")
         return match[1] + "\n" + "\n".join(parts) + "\n" + match[4]
 
     return BLOCK.sub(table, page.read_text())
@@ -57,7 +57,7 @@ def _missing(path: Path, runs: pd.DataFrame, sweep: Sweep) -> list[str]:
     of_cells = [(cell.method, cell.setting, cell.draw if crossed else cell.seed) for cell in sweep.cells]
     begun = set(seeds) or set(all_seeds)
     if differing := sorted(played ^ {cell for cell in of_cells if cell[2] in begun}):
-        raise FederationError(f"{path} and its sweep differ in the run {differing[0]}: play the sweep and write the file again.")
+        raise FederationError(f"{path} and its sweep differ in the run {differing[0]}: run the sweep and write the file again.")
     return [f"{seed[0]} × {seed[1]}" if isinstance(seed, tuple) else str(seed) for seed in all_seeds if seed not in begun]
 
 

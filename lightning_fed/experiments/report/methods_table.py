@@ -103,7 +103,7 @@ def _difference_column(comparison: Comparison, apart: Mapping[str, Estimate]) ->
             return Entry("–" if method == comparison.baseline else "another measure")
         one = apart[method]
         own, shared = len(comparison.methods[method]), one.partitions * one.seeds
-        left_out = f"Over the {one.partitions} partitions × {one.seeds} training seeds of which all runs are there."
+        left_out = f"Over the {one.partitions} partitions × {one.seeds} training seeds for which no run is missing."
         note = left_out if 0 < shared < own and comparison.crossed else ""
         return Entry(difference_text(one, comparison.scale, comparison.digits), note=note)
 
@@ -120,16 +120,16 @@ def _notes(comparison: Comparison, apart: Mapping[str, Estimate], theirs: Iterab
     if comparison.options.at == "best":
         notes.append(
             "Best measured round: the round of each run was chosen by its accuracy on the test data, as in the numbers that it is "
-            "compared with; it is too high for what a user would get."
+            "compared with; so it overestimates what a user would get."
         )
     if "selected" in shown:
         notes.append("Best on validation: at the round that is best on validation data.")
     if any(name.startswith("equal_") for name in shown):
-        notes.append("At equal cost: what each run had reached when it had spent no more than all of them have.")
+        notes.append("At equal cost: each run at the largest cost that every run of the setting reached.")
     if apart and len(runs) > len(comparison.methods):
         notes += [_paired(comparison), *_corrected(apart), "Bold: the best mean of a column and what is not separated from it."]
     if len(comparison.partitions) == 1:
-        notes.append(f"All runs have one partition ({comparison.partitions[0]}): nothing is known about others.")
+        notes.append(f"All runs use partition {comparison.partitions[0]}; the results say nothing about other partitions.")
     if len(set(comparison.metrics.values())) == 1 and "monitor" in runs:
         others_monitored = runs[(runs["monitor"] != usual) & (runs["monitor"].fillna("") != "")]
         for monitor, group in others_monitored.groupby("monitor", sort=False):
@@ -148,13 +148,13 @@ def _over(comparison: Comparison) -> str:
 
 def _paired(comparison: Comparison) -> str:
     """How differences are computed."""
-    how = "by seed, with Student's 95 % interval, which holds for a new partition"
+    how = "by seed, with Student's 95 % interval, valid for a new partition"
     if len(comparison.partitions) == 1:
-        how = "by training seed, with Student's 95 % interval, which holds for this partition"
+        how = "by training seed, with Student's 95 % interval, valid for this partition"
     elif comparison.crossed and len(comparison.seeds) == 1:
-        how = "by partition, with Student's 95 % interval, which holds for a new partition with this training seed"
+        how = "by partition, with Student's 95 % interval, valid for a new partition with this training seed"
     elif comparison.crossed:
-        how = "by partition and training seed, with a 95 % interval that holds for new ones of both"
+        how = "by partition and training seed, with a 95 % interval valid for new partitions and training seeds"
     return f"Differences are paired {how}; not separated: 0 lies inside."
 
 
@@ -164,7 +164,7 @@ def _corrected(apart: Mapping[str, Estimate]) -> list[str]:
     if len(known) < 2:
         return []
     left = [method for method, p in zip(known, holm(list(known.values())), strict=True) if p < 1 - CONFIDENCE]
-    return [f"Separated after Holm's correction for {len(known)} differences: {'; '.join(left) or 'none'}."]
+    return [f"Still separated after Holm's correction for {len(known)} differences: {'; '.join(left) or 'none'}."]
 
 
 def _costs(runs: pd.DataFrame) -> dict[str, Callable[[pd.DataFrame], str]]:

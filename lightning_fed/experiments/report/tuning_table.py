@@ -21,7 +21,7 @@ def tuning_tables(sweep: Sweep, tried: Sequence[Trial]) -> list[Layout]:
     partition, seed = sweep.trials[0].draw
     notes = [
         f"Values were chosen by the monitored metric on validation data, on partition {partition} and training seed {seed} alone; "
-        "all seeds were played with them.",
+        "all seeds were run with them.",
         inequality(sweep),
     ]
     columns = ["", "values tried", "chosen", "validation", "second best", "worst"]

@@ -54,7 +54,7 @@ class CellFolder:
             return None
         content, known = read_json(path), CellRecord.__dataclass_fields__
         if "status" not in content:
-            raise FederationError(f"{path} is damaged: it has no status. Remove it, and the cell is played again.")
+            raise FederationError(f"{path} is damaged: it has no status. Remove it to run the cell again.")
         return CellRecord(**{key: value for key, value in content.items() if key in known})
 
     def record(self, result: CellRecord) -> None:

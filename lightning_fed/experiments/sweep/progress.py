@@ -45,7 +45,7 @@ class SweepProgress:
 
     def passed_over(self, name: str, status: str, rounds: int) -> None:
         """A run is finished already, or is running in another process."""
-        self._say(f"{name}: {'finished before' if status == 'finished' else 'is being played by another sweep'}")
+        self._say(f"{name}: {'finished before' if status == 'finished' else 'is being run by another sweep'}")
         self._count(rounds)
 
     def ended(self, name: str, result: CellRecord, rounds: int) -> None:

@@ -38,7 +38,7 @@ class AdapterModule(FederatedModule):
             :func:`.transformer_of`.
         num_classes: number of classes; None: as many as the data have.
         train_head: train and average the head and other randomly initialized tensors; otherwise they keep their initial values.
-        optimizer: of all trained tensors.
+        optimizer: optimizer of all trained tensors.
         steps: optimizer steps per round; None: ``epochs`` epochs.
         **kwargs: see :class:`.FederatedModule`. ``metric`` is one of the network's, such as ``f1`` or ``matthews`` of a
             classifier, or one of ``metrics``; None: the network's first.

@@ -38,7 +38,7 @@ class EnsembleModule(PublicDistillation):
         num_classes: number of classes; None: as many as the data have.
         distill_steps: steps of a student in each round.
         distill_batch_size: number of public examples in a step.
-        distill_optimizer: of a student, fresh in each round.
+        distill_optimizer: optimizer of a student, fresh in each round.
         table_limit_mb: size in MiB up to which a teacher's outputs for all public data, and tables computed from them, are in
             float32; larger ones are in bfloat16.
         weighting: how updates of one architecture are weighted: ``uniform``, as in FedDF's code, or by ``examples``.

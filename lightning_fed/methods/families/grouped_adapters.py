@@ -31,7 +31,7 @@ class GroupTuning(AdapterModule):
         backbone: builds the network, given the number of classes: ``VisionTransformer``.
         sizes: client ``k`` has entry ``k mod len(list)``.
         num_classes: number of classes; None: as many as the data have.
-        optimizer: of all trained tensors. Default: Adam, lr 2e-3.
+        optimizer: optimizer of all trained tensors. Default: Adam, lr 2e-3.
         steps: optimizer steps per round; None: ``epochs`` epochs.
         **kwargs: see :class:`lightning_fed.methods.families.adapter_module.AdapterModule`.
     """

@@ -45,7 +45,7 @@ class SizedModule(FederatedModule):
         num_classes: number of classes; None: as many as the data have.
         assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the sizes at random.
         masked: whether to mask absent classes.
-        optimizer: of the clients. Default: SGD, lr 0.1, momentum 0.9, weight decay 5e-4; see :func:`default_sgd`.
+        optimizer: optimizer of the clients. Default: SGD, lr 0.1, momentum 0.9, weight decay 5e-4; see :func:`default_sgd`.
         **kwargs: see :class:`.FederatedModule`.
     """
 

@@ -27,7 +27,7 @@ class MutualLearningModule(FederatedModule):
         backbone: the clients' private networks; client ``k`` gets entry ``k mod len(list)``.
         num_classes: number of classes; None: as many as the data have.
         shared: the network that travels; None: the first of ``backbone``.
-        shared_optimizer: of the shared network. Default: the same as ``optimizer``.
+        shared_optimizer: optimizer of the shared network. Default: the same as ``optimizer``.
         **kwargs: see :class:`.FederatedModule`.
     """
 

@@ -39,7 +39,7 @@ def test_each_clients_model_on_each_ones_data_is_a_table_where_they_have_models_
         crossed.to_csv(path.with_name("cross.csv"), index=False)
     [table] = [table for table in report_on([sweep]).tables if "each one's data" in table.title]
     assert table.title == "Standalone: each client's model on each one's data"
-    assert table.columns == ["", "on North", "on South", "on everybody's"]
+    assert table.columns == ["", "on North", "on South", "on all clients' data"]
     assert [[entry.text for entry in row] for row in table.rows] == [
         ["trained on North", "75.00 ± 7.07", "55.00 ± 7.07", "–"],
         ["trained on South", "55.00 ± 7.07", "75.00 ± 7.07", "–"],

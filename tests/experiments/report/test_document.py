@@ -62,10 +62,10 @@ def test_a_file_without_a_run_of_its_sweep_is_refused(page: Path) -> None:
 
 
 def test_seeds_that_were_not_played_yet_are_named(page: Path) -> None:
-    assert "not been played yet" not in rendered(page)
+    assert "not been run yet" not in rendered(page)
     sweep = yaml.safe_load(Path("sweep/sweep.yaml").read_text())
     Path("sweep/sweep.yaml").write_text(yaml.safe_dump(sweep | {"seeds": [0, 1, 2, 3]}))
-    assert "\n\nSeeds of the sweep that have not been played yet: 2, 3.\n\n<!-- end -->" in rendered(page)
+    assert "\n\nSeeds of the sweep that have not been run yet: 2, 3.\n\n<!-- end -->" in rendered(page)
 
 
 def test_a_table_shows_what_its_sweep_asks_for(page: Path) -> None:

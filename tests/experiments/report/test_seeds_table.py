@@ -71,8 +71,8 @@ def test_of_one_partition_nothing_is_said_of_others() -> None:
     folder = write_crossed(Path("sweep"), {name: values[:1] for name, values in CROSSED.items()})
     assert blocks(folder) == []
     [table] = tables(load_runs(folder))
-    assert "All runs have one partition (0): nothing is known about others." in table.notes
-    assert any("which holds for this partition" in note for note in table.notes)
+    assert "All runs use partition 0; the results say nothing about other partitions." in table.notes
+    assert any("valid for this partition" in note for note in table.notes)
 
 
 def test_a_missing_run_is_said_and_its_partition_left_out() -> None:
@@ -83,7 +83,7 @@ def test_a_missing_run_is_said_and_its_partition_left_out() -> None:
     entry = dict(zip(table.columns, table.rows[0], strict=True))
     assert entry[""].text == "FedAvg (9 of 10 runs)"
     assert entry["last, minus Standalone"].text.startswith("+3.50")  # without the second of them
-    assert entry["last, minus Standalone"].note == "Over the 4 partitions × 2 training seeds of which all runs are there."
+    assert entry["last, minus Standalone"].note == "Over the 4 partitions × 2 training seeds for which no run is missing."
     assert first_row(blocks(folder)[0])["other order on"] == "1 of 4"
 
 

@@ -173,7 +173,7 @@ def test_a_cell_that_somebody_else_plays_is_passed_over(capsys: pytest.CaptureFi
             assert second is None
         played(jobs)
     assert (calls(jobs[0]), len(calls(jobs[1]))) == ([], 1)
-    assert "A/seed_0: is being played by another sweep" in capsys.readouterr().out
+    assert "A/seed_0: is being run by another sweep" in capsys.readouterr().out
 
 
 def test_a_cell_whose_status_is_asked_for_is_free() -> None:
