@@ -212,7 +212,8 @@ def partitions_needed(mean: float, of: Components, seeds: int) -> int | None:
     with np.errstate(divide="ignore", invalid="ignore"):
         away = np.minimum(abs(mean) / np.sqrt(variance), 30.0)  # beyond, SciPy's distribution fails, and power is 1
     critical = stats.t.ppf((1 + CONFIDENCE) / 2, df)
-    enough = stats.nct.sf(critical, df, away) + stats.nct.cdf(-critical, df, away) >= POWER
+    wrong_side = np.nan_to_num(stats.nct.cdf(-critical, df, away))  # NaN in SciPy where it is next to nothing
+    enough = stats.nct.sf(critical, df, away) + wrong_side >= POWER
     return int(P[enough.argmax()]) if enough.any() else None
 
 
