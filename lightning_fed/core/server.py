@@ -318,8 +318,8 @@ class Server:
         check_form(update, "flops")
         if update.num_examples != client.num_train:
             raise FederationError(
-                f"Client {update.client} reports {update.num_examples} training examples, expected {client.num_train}: this number "
-                "weights its update and must not change during a run."
+                f"The update of client {update.client} reports {update.num_examples} training examples, expected "
+                f"{client.num_train}: this number is its weight and must not change during a run."
             )
         check_payload(update, self.expected_payload(update, sent))
 

@@ -157,7 +157,7 @@ def test_no_file_of_a_run_has_the_key_or_the_noise(tmp_path: Path) -> None:
             assert form not in content, path
         assert b"unclipped" not in content, path
     assert not any("unclipped" in name for row in federation.run.history for name in row)
-    with pytest.raises(FederationError, match="inside the folder of runs"):
+    with pytest.raises(FederationError, match="inside run_dir"):
         new_federation(1, run_dir=tmp_path, privacy=dp(noise="secret", key=key))
 
 

@@ -61,7 +61,7 @@ def test_the_noise_of_an_epsilon_is_enough_and_hardly_more(
 
 
 def test_an_epsilon_that_no_noise_gives_is_refused() -> None:
-    with pytest.raises(FederationError, match="No noise was found with which 1 rounds cost ε = 1e-09 at"):
+    with pytest.raises(FederationError, match="No noise was found with which 1 rounds or steps cost ε = 1e-09 at"):
         noise_multiplier(0.5, 1e-9, 1, 1e-12)
 
 
