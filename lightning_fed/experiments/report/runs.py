@@ -46,7 +46,8 @@ def load_runs(
             Runs that send nothing do not count for bytes.
 
     Returns:
-        NaN stands for unknown values. Columns:
+        Unknown values are NaN. The columns are
+
 
         - ``method``, ``setting``, the seeds ``partition`` and ``seed`` (of everything else), ``model`` (the method's class);
         - ``rounds`` that were run, ``planned`` ones, ``epochs`` per round, phase by phase;
