@@ -48,7 +48,6 @@ def load_runs(
     Returns:
         Unknown values are NaN. The columns are
 
-
         - ``method``, ``setting``, the seeds ``partition`` and ``seed`` (of everything else), ``model`` (the method's class);
         - ``rounds`` that were run, ``planned`` ones, ``epochs`` per round, phase by phase;
         - ``metric``, ``monitor`` (the monitored metric of the method), ``lower_is_better`` of the metric;
