@@ -146,7 +146,7 @@ class ExampleMechanism(Mechanism):
     def __init__(self, training: ExampleTraining, rates: Mapping[int, float], planned: Mapping[int, Sequence[int]]) -> None:
         self.training, self.rates, self.planned = training, rates, planned
         self.steps = dict.fromkeys(planned, 0)
-        self._exceeds = False  # more steps than planned
+        self._warned = False  # of more steps than planned
 
     @property
     def multipliers(self) -> list[float]:
@@ -162,16 +162,16 @@ class ExampleMechanism(Mechanism):
         for update in updates:
             steps, planned = int(update.metrics.get("steps", 0)), self.planned[update.client]
             expected = planned[round - 1] - (planned[round - 2] if round > 1 else 0)
-            if steps > expected and self.training.privacy.epsilon is None and not self._exceeds:
-                log.warning(
-                    f"Client {update.client} took {steps} steps in round {round}, not {expected}: ε will be larger than foretold."
+            if steps > expected:
+                took = f"Client {update.client} took {steps} steps in round {round}, and"
+                require(
+                    self.training.privacy.epsilon is None,
+                    f"{took} its noise was chosen for {expected}: the method's steps depend on the client, give noise_multiplier "
+                    "in place of epsilon.",
                 )
-            self._exceeds = self._exceeds or steps > expected
-            require(
-                self.training.privacy.epsilon is None or steps <= expected,
-                f"Client {update.client} took {steps} steps in round {round}, and its noise was chosen for {expected}: the "
-                "method's steps depend on the client, give noise_multiplier in place of epsilon.",
-            )
+                if not self._warned:
+                    log.warning(f"{took} not {expected}: ε will be larger than forecast.")
+                self._warned = True
             self.steps[update.client] += steps
 
     def epsilon(self, rounds: int) -> float:

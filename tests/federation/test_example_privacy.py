@@ -159,7 +159,7 @@ def test_more_steps_than_the_noise_was_chosen_for_end_the_run(capsys: pytest.Cap
     ):
         fit(dp(noise_multiplier=None, epsilon=3.0), method=new_method("FedALA"))
     assert fit(dp(), method=new_method("FedALA"), progress=True).run.history[-1]["privacy/epsilon"] > 0
-    assert capsys.readouterr().out.count("ε will be larger than foretold") == 1
+    assert capsys.readouterr().out.count("ε will be larger than forecast") == 1
 
 
 @pytest.mark.parametrize(
