@@ -49,6 +49,19 @@ class SharedStateMixin(L.LightningModule):
         """Names of the private state-dict entries: those that are neither shared nor frozen nor statistics."""
         return self.state_dict().keys() - self.frozen_names - self.recomputed_buffers() - self.shared_names()
 
+    def continued_names(self) -> set[str]:
+        """Names of what training changes from the received values on, in the same coordinates in every round. Of these a part of
+        the change can be sent, and the rest in a later round (``topk``); everything else is sent as it is. Default: the shared
+        parameters.
+        """
+        return self._shared & {name for name, _ in self.named_parameters(remove_duplicate=False)}
+
+    def buffer_names(self) -> set[str]:
+        """Names of buffers (statistics of batch norm), as they are sent: they are never rounded, because a variance must not become
+        negative. Default: those of the module.
+        """
+        return {name for name, _ in self.named_buffers(remove_duplicate=False)}
+
     def initialized_from(self) -> dict[str, str]:
         """Names of the private entries that start as copies of shared entries or of the payload, with the name of each original.
 

@@ -1,7 +1,7 @@
 """Compression of messages: quantization and sparsification, and decompression at the receiver."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,14 +25,15 @@ LEVELS = 127
 @dataclass(frozen=True)
 class Compression:
     r"""Compression of messages between server and clients. It applies to the change of a tensor, its difference to the tensor of
-    the same name and shape that the client received, or to the tensor itself if there is none. Integers and tensors that are not
-    finite are sent uncompressed; the receiver refuses the latter.
+    the same name and shape that the client received, or to the tensor itself if there is none. Integers, buffers (statistics of
+    batch norm) and tensors that are not finite are sent uncompressed; the receiver refuses the last.
 
     - ``bf16`` rounds float32 to bfloat16: half the bytes.
     - ``int8`` rounds :math:`127\, x / \max \lvert x \rvert` to an integer, up or down at random so that it is unbiased
       (QSGD, Alistarh et al., NeurIPS 2017): a quarter of the bytes, and a scale per tensor.
     - ``topk`` sends the entries of largest magnitude, a ``share`` of each tensor, with their indices. The client keeps what was not
-      sent and adds it to its next change (error feedback, Stich et al., NeurIPS 2018). Tensors that are no changes are sent whole.
+      sent and adds it to its next change (error feedback, Stich et al., NeurIPS 2018). This is right only for
+      :meth:`~.SharedStateMixin.continued_names`; all other tensors are sent whole.
 
     Args:
         up: compression of what clients send.
@@ -48,19 +49,29 @@ class Compression:
         if not 0 < self.share <= 1:
             raise FederationError(f"compression.share is {self.share}: give the share of entries that topk sends, in (0, 1].")
 
-    def compress_update(self, state: State, sent_down: State, owed: Mapping[str, Tensor]) -> tuple[State, State]:
+    def compress_update(
+        self, state: State, sent_down: State, owed: Mapping[str, Tensor], names: Collection[str]
+    ) -> tuple[State, State]:
         """Compress a client's update. Draws from torch's random stream.
+
+        Args:
+            state: the update.
+            sent_down: what the client received.
+            owed: what it has not sent in earlier rounds.
+            names: names of the tensors to compress; the others are sent whole.
 
         Returns:
             What is sent, and what is still owed.
         """
         if self.up == "none":
             return state, {}
-        sent, left = State(), State()
+        sent, left = State(), {name: tensor for name, tensor in owed.items() if name not in state}
         for name, tensor in sorted(state.items()):  # a fixed order for the random draws
             like = _like(tensor, sent_down.get(name))
             change = tensor if like is None else tensor - like
-            if self.up != "topk":
+            if name not in names:
+                sent[name] = tensor
+            elif self.up != "topk":
                 sent |= _rounded(name, change, self.up, tensor)
             elif like is None or not _finite(change):
                 sent[name] = tensor
@@ -102,13 +113,13 @@ class Compression:
                 found[name] = tensor
         return found
 
-    def compress_broadcast(self, state: State) -> State:
-        """Compress a broadcast. Draws from torch's random stream."""
+    def compress_broadcast(self, state: State, buffers: Collection[str]) -> State:
+        """Compress a broadcast, except for buffers. Draws from torch's random stream."""
         if self.down == "none":
             return state
         sent = State()
         for name, tensor in sorted(state.items()):
-            sent |= _rounded(name, tensor, self.down, tensor)
+            sent |= {name: tensor} if name in buffers else _rounded(name, tensor, self.down, tensor)
         return sent
 
     def expand_broadcast(self, sent: State) -> State:

@@ -85,18 +85,19 @@ class Worker:
                 turn = replace(turn, broadcast=self._received(turn.broadcast))
             module = self.load(turn.client, turn.broadcast, private)
             result: TurnResult = getattr(self, turn.verb)(module, turn)
-            return self._compressed(result, turn, private or {}) if trains else result
+            return self._compressed(result, turn, private or {}, module) if trains else result
 
     def _received(self, broadcast: Broadcast) -> Broadcast:
         return replace(broadcast, state=self.compression.expand_broadcast(broadcast.state))
 
-    def _compressed(self, result: TurnResult, turn: Turn, before: State) -> TurnResult:
+    def _compressed(self, result: TurnResult, turn: Turn, before: State, module: FederatedModule) -> TurnResult:
         """Compress the client's update; what was not sent is added to the private state."""
         owed = {name.removeprefix(ERROR): tensor for name, tensor in before.items() if name.startswith(ERROR)}
         update = result.update
         if turn.verb == "fit" and self.compression.up != "none":
             seed_all(self.seed, COMPRESSION, turn.round, turn.client.id)
-            state, owed = self.compression.compress_update(update.state, turn.broadcast.state, owed)
+            names = module.continued_names() if self.compression.up == "topk" else update.state.keys() - module.buffer_names()
+            state, owed = self.compression.compress_update(update.state, turn.broadcast.state, owed, names)
             update = replace(update, state=state)
         if not owed or (turn.verb != "fit" and result.private is None):
             return TurnResult(update, result.private)

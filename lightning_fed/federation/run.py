@@ -144,7 +144,7 @@ class Run:
         self.merged_turns: dict[int, int] = {}  # per client
         self._changed: set[int] = set()  # clients whose entries of these two changed after the last checkpoint
         self._stopwatch = Stopwatch()
-        self._turns = RoundTurns(engine, self.server, data, self._stopwatch, settings)
+        self._turns = RoundTurns(engine, self.server, data, self._stopwatch, settings, model, self.clients)
         self._best = BestRound(self.monitored, self.metric, model.higher_is_better)
         self._target = Target(self.monitored("test"), self.target, model.higher_is_better) if self.target is not None else None
         self._continued = checkpoint

@@ -1,10 +1,13 @@
 """The turns of a round: what the server sends, and the updates that come back."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from lightning_fed.core.aggregation import check_form
+from lightning_fed.core.client_modules import one_per_architecture
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.server import RunOnServer, Server, ServerVerb
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
@@ -29,6 +32,8 @@ class RoundTurns:
         data: the clients' data.
         stopwatch: counts seconds.
         settings: the federation's settings: its seed, and how messages are compressed.
+        model: the method.
+        clients: all clients.
 
     Attributes:
         updates: the current round's updates, without payloads.
@@ -36,15 +41,29 @@ class RoundTurns:
     """
 
     def __init__(
-        self, engine: Engine, server: Server, data: FederatedDataModule, stopwatch: Stopwatch, settings: RunSettings
+        self,
+        engine: Engine,
+        server: Server,
+        data: FederatedDataModule,
+        stopwatch: Stopwatch,
+        settings: RunSettings,
+        model: FederatedModule,
+        clients: Sequence[ClientInfo],
     ) -> None:
         self.engine = engine
         self.traffic = TrafficMeter()
         self.updates: list[ClientUpdate] = []
         self._server, self._data, self._stopwatch = server, data, stopwatch
         self._seed, self._compression = settings.seed, settings.compression
+        self._model, self._clients = model, clients
         self._compressed: dict[int, tuple[State, State]] = {}  # the last broadcasts by id: uncompressed and compressed
         self._arrived: tuple[State, State] = ({}, {})  # the last broadcast: compressed and decompressed
+
+    @cached_property
+    def _buffers(self) -> set[str]:
+        """Names of the buffers of all architectures."""
+        modules = [self._model, *(module for _, module in one_per_architecture(self._model, self._clients))]
+        return {name for module in modules for name in module.buffer_names()}
 
     def run(self, turns: Iterable[Turn], receive: Receive | None = None) -> Iterator[tuple[Turn, ClientUpdate]]:
         """Turns with their updates; see :func:`.run_turns`."""
@@ -119,8 +138,9 @@ class RoundTurns:
         if client.id == SERVER or self._compression.down == "none":  # the server's own turns are not sent
             return broadcast
         if (found := self._compressed.get(id(broadcast.state))) is None:
+            buffers = self._buffers
             with seeded(self._seed, COMPRESSION, round, SERVER):
-                sent = self._compression.compress_broadcast(broadcast.state)
+                sent = self._compression.compress_broadcast(broadcast.state, buffers)
             self._compressed[id(broadcast.state)] = found = broadcast.state, sent
             while len(self._compressed) > KEPT:
                 del self._compressed[next(iter(self._compressed))]
