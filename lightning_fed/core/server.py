@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import ClassVar, Literal
 
-from lightning_fed.core.aggregation import WeightedMean, check_form, check_payload
+from lightning_fed.core.aggregation import WeightedMean, check_payload
 from lightning_fed.core.client_state import ClientStates, RoundState
 from lightning_fed.core.messages import Broadcast, ClientUpdate
 from lightning_fed.core.robust import Aggregation
@@ -304,18 +304,17 @@ class Server:
         return sent.state
 
     def check(self, update: ClientUpdate, sent: Broadcast, client: ClientInfo) -> None:
-        """Refuse an update that does not fit its sender; see :func:`.check_update`. Whoever receives updates calls this once for
-        each, before :meth:`aggregate` gets it.
+        """Refuse an update that does not fit its sender; see :func:`.check_payload`. Called once for each update, before
+        :meth:`aggregate` gets it.
 
         Args:
-            update: the client's update, unchecked.
+            update: the client's update, whose form has been checked, see :func:`.check_form`.
             sent: what the client received at the start of its turn.
             client: the sender.
 
         Raises:
             FederationError: if the update does not fit; names the client and the mismatch.
         """
-        check_form(update, "flops")
         if update.num_examples != client.num_train:
             raise FederationError(
                 f"The update of client {update.client} reports {update.num_examples} training examples, expected "

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torchmetrics import Metric
 
-from lightning_fed.core.aggregation import check_form, check_update
+from lightning_fed.core.aggregation import REQUIRED, check_form, check_payload
 from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
@@ -237,15 +237,13 @@ class Sites(Engine):
                 f"{whose} message counts {update.num_examples} training examples, {info.num_train} were described."
             )
         monitor = (f"test/{template.monitor}",) if info.num_test else ()
-        for name in {"fit": ("flops",), "compute_statistics": ("batches",), "evaluate": monitor}.get(turn.verb, ()):
-            read_field(update.metrics, name, float, whose)
-        check_form(update)
+        check_form(update, *(monitor if turn.verb == "evaluate" else REQUIRED.get(turn.verb, ())))
         for metrics in (template.val_metrics, template.test_metrics):
             for name, metric in metrics.items(copy_state=False):
                 if name in update.metrics and is_too_good(metric, update.metrics[name]):
                     raise FederationError(f"{whose} message has {name} = {update.metrics[name]:g}, which no model reaches.")
         if turn.verb == "compute_statistics":
-            check_update(update, self._statistics_of(turn))
+            check_payload(update, self._statistics_of(turn))
         elif turn.verb == "evaluate" and update.state:
             raise FederationError(f"{whose} message has tensors, and a measurement has none.")
         return update, keeps

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from lightning_fed.core.aggregation import WeightedMean, check_form, check_payload
+from lightning_fed.core.aggregation import WeightedMean, check_payload
 from lightning_fed.core.messages import STAGES, Broadcast, ClientUpdate, Turn
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.server import Server
@@ -87,7 +87,6 @@ class Evaluation:
         tuned: dict[int, Metrics] = {}  # if clients are also evaluated without fine-tuning
         of_server: Metrics = {}
         for turn, update in self._carry_out(turns()):
-            check_form(update)
             if update.client == SERVER:
                 name = next(name for name, model in models.items() if model is turn.broadcast)
                 of_data = {column: value for column, value in update.metrics.items() if column.startswith(("val/", "test/"))}
@@ -118,7 +117,6 @@ class Evaluation:
 
         flops = 0.0
         for turn, update in self._carry_out(turns()):
-            check_form(update)
             stages = "" if turn.verb == "personalize" else f"{STAGES[0]}/"
             flops += update.metrics.get("flops", 0.0)
             self.results[update.client] = {f"{stages}{name}": value for name, value in update.metrics.items()}
@@ -150,7 +148,6 @@ class Evaluation:
         expected = self._local.load(self._eligible_clients[0], model, None).statistics()
         mean = WeightedMean()
         for _, update in self._carry_out(turns):
-            check_form(update, "batches")
             check_payload(update, expected)
             mean.add(update.state, update.metrics["batches"])
         if not (statistics := mean.result()):

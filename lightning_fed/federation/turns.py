@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from lightning_fed.core.aggregation import check_form
+from lightning_fed.core.aggregation import REQUIRED, check_form
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn
 from lightning_fed.core.server import RunOnServer, Server, ServerVerb
 from lightning_fed.data import FederatedDataModule
@@ -46,9 +46,16 @@ class RoundTurns:
         self._compressed: dict[int, tuple[State, State]] = {}  # the last broadcasts by id: uncompressed and compressed
         self._arrived: tuple[State, State] = ({}, {})  # the last broadcast: compressed and decompressed
 
-    def run(self, turns: Iterable[Turn], receive: Receive | None = None) -> Iterator[tuple[Turn, ClientUpdate]]:
-        """Turns with their updates; see :func:`.run_turns`."""
-        return run_turns(self.engine, turns, receive)
+    def run(
+        self, turns: Iterable[Turn], receive: Receive | None = None, failure: str | None = None
+    ) -> Iterator[tuple[Turn, ClientUpdate]]:
+        """Turns with their updates, whose form has been checked; see :func:`.run_turns`."""
+
+        def checked(turn: Turn, update: ClientUpdate) -> ClientUpdate:
+            check_form(update, *REQUIRED.get(turn.verb, ()))
+            return update if receive is None else receive(turn, update)
+
+        return run_turns(self.engine, turns, checked, failure)
 
     def train(
         self,
@@ -91,9 +98,7 @@ class RoundTurns:
         def each(verb: ServerVerb, models: Iterable[Broadcast]) -> Iterator[ClientUpdate]:
             info = self._data.pooled().info if verb == "evaluate" else self._data.public_set().info
             lost = f"The server's own turns of round {round} were lost, without which it cannot train"
-            for _, update in run_turns(self.engine, (Turn(verb, info, round, model) for model in models), failure=lost):
-                check_form(update)
-                yield update
+            return (update for _, update in self.run((Turn(verb, info, round, model) for model in models), failure=lost))
 
         return each
 
@@ -109,7 +114,6 @@ class RoundTurns:
 
         metrics = {update.client: update.metrics for update in self.updates}
         for _, update in self._stopwatch.each("fit", self.run(turns())):
-            check_form(update, "flops")
             trained = metrics[update.client]
             metrics[update.client] = trained | update.metrics | {"flops": trained["flops"] + update.metrics["flops"]}
         self.updates = [replace(update, metrics=metrics[update.client]) for update in self.updates]
@@ -130,7 +134,6 @@ class RoundTurns:
         """A decompressed and checked update; counts what was sent."""
         expanded, sent = update, turn.broadcast
         if turn.client.id != SERVER and self._compression != NONE:
-            check_form(update)
             if self._arrived[0] is not sent.state:
                 self._arrived = sent.state, self._compression.expand_broadcast(sent.state)
             sent = replace(sent, state=self._arrived[1])
