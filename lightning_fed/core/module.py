@@ -353,11 +353,11 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         """Whether the method overrides :meth:`post_training_step`."""
         return type(self).post_training_step is not FederatedModule.post_training_step
 
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         """Called once per turn after a client's training, before its update and its private state are taken. Default: nothing.
 
         Args:
-            reviewed: sums of the tensors that :meth:`post_training_step` returned, on the CPU; empty without that hook.
+            sums: sums of the tensors that :meth:`post_training_step` returned, on the CPU; empty without that hook.
         """
 
     def fine_tuning_phases(self) -> list[Phase]:

@@ -1,4 +1,4 @@
-"""Turns on public data: models predict them, and learn from other models' predictions."""
+"""A pass over public data, which a model predicts."""
 
 from typing import Any
 
@@ -7,71 +7,9 @@ import torch
 from torch import Tensor
 
 from lightning_fed.core.flops import FlopMeter
-from lightning_fed.core.messages import ClientUpdate, Turn, TurnResult
 from lightning_fed.core.module import FederatedModule
-from lightning_fed.core.public_distillation import OUTPUTS, PublicDistillation
-from lightning_fed.data import ClientDataModule
-from lightning_fed.data.client_info import SERVER
-from lightning_fed.engines.best_on_validation import BestOnValidation
-from lightning_fed.engines.worker import Worker, private_state
+from lightning_fed.core.public_distillation import PublicDistillation
 from lightning_fed.errors import FederationError
-from lightning_fed.seeding import PUBLIC, PUBLIC_TRAINING, seed_all
-from lightning_fed.tensors import State
-
-
-class PublicWorker(Worker):
-    """A worker that also runs turns on public data, for methods that have them; see :class:`.Worker`."""
-
-    def predict_public(self, module: FederatedModule, turn: Turn) -> TurnResult:
-        """A model's outputs for each public example."""
-        assert isinstance(module, PublicDistillation)  # only their servers have such turns
-        outputs = {OUTPUTS: self._outputs(module, self._public_data(module, turn, None))}
-        return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, outputs, {"flops": float(self.flops.collect())}))
-
-    def train_on_public(self, module: FederatedModule, turn: Turn) -> TurnResult:
-        """Train the server's model, which is sent back, or a client's, which is not."""
-        assert isinstance(module, PublicDistillation)
-        state, private = {}, None
-        if turn.client.id == SERVER:
-            data = self._public_data(module, turn, module.public_examples)
-            metrics = self.train(module, data, module.server_phases(), turn.round - 1, self._best(module, data))
-            state = module.shared_state()
-        else:
-            metrics = self.before_training(module, turn)
-            private = private_state(module)
-        metrics["flops"] = float(self.flops.collect())
-        return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, state, metrics), private)
-
-    def before_training(self, module: FederatedModule, turn: Turn) -> dict[str, float]:
-        """Train a client on public data, if its method does so."""
-        if not isinstance(module, PublicDistillation) or not (phases := module.public_phases()):
-            return {}
-        data = self.data.public_set(module.public_batch_size, module.public_examples)
-        data.order_seed = seed_all(self.seed, PUBLIC_TRAINING, turn.round, turn.client.id)
-        return self.train(module, data, phases, turn.round - 1)
-
-    def after_training(self, module: FederatedModule, data: ClientDataModule) -> State:
-        """Add the client's predictions for public examples, if its method needs them."""
-        found = super().after_training(module, data)
-        if isinstance(module, PublicDistillation) and module.predict_public is not None:
-            found[OUTPUTS] = self._outputs(module, self.data.public_set(module.public_batch_size, module.predict_public))
-        return found
-
-    def _public_data(self, module: PublicDistillation, turn: Turn, examples: Tensor | None) -> ClientDataModule:
-        data = self.data.public_set(module.public_batch_size, examples)
-        data.order_seed = seed_all(self.seed, PUBLIC, turn.round, int(turn.broadcast.model_size or 0))
-        return data
-
-    def _best(self, module: PublicDistillation, data: ClientDataModule) -> BestOnValidation | None:
-        if module.server_validation is None or not data.info.num_val:
-            return None
-        return BestOnValidation(f"val/{module.monitor}", module.higher_is_better, *module.server_validation)
-
-    def _outputs(self, module: PublicDistillation, data: ClientDataModule) -> Tensor:
-        self.activity = "predicting public data"
-        outputs = OutputsPass(module, self.flops, data.info.num_train)
-        self.trainers.for_measuring().predict(outputs, datamodule=data, return_predictions=False)
-        return outputs.result()
 
 
 class OutputsPass(L.LightningModule):

@@ -154,7 +154,7 @@ class FedALA(WholeServerModule):
                 weight.clamp_(0, 1)
             self.mix()
 
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         """Keep the trained layers as the last model."""
         self.last.update(self.mixed())
         self.turns += 1

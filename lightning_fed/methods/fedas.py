@@ -134,12 +134,12 @@ class FedAS(FedPer):
         trace = torch.stack([gradient.float().square().sum() for gradient in gradients]).sum()
         return {"features": belongs @ features, "examples": belongs.sum(1), FISHER: trace}
 
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         """Keep the means, and note the trace."""
-        examples = reviewed["examples"]
-        self.class_means.copy_(reviewed["features"] / examples.clamp(min=1)[:, None])
+        examples = sums["examples"]
+        self.class_means.copy_(sums["features"] / examples.clamp(min=1)[:, None])
         self.known.copy_(examples > 0)
-        self.fisher_trace.copy_(reviewed[FISHER])
+        self.fisher_trace.copy_(sums[FISHER])
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """FedPer's server, with weights by the trace."""

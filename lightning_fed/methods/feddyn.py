@@ -71,7 +71,7 @@ class FedDyn(WholeServerModule, KeepsGlobalParameters):
         return self.alpha * half_squared_distance(own.values(), self.global_parameters.values()) - linear
 
     @torch.no_grad()
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         """Compute the new :math:`g_k`; without a step it does not change."""
         if any(phase.epochs or phase.steps for phase in self.phases()):
             for name, parameter in self.learning().items():

@@ -115,9 +115,10 @@ class FedProto(ClassRowsModule):
                 self.passed_by[name] = self.passed_by[name] + tensor if name in self.passed_by else tensor
         return loss
 
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         """Compute the prototypes of the classes that the client has examples of."""
-        if sums := reviewed or self.passed_by:
+        sums = sums or self.passed_by
+        if sums:
             counts = sums["examples"]
             means = (sums["features"] / counts.clamp(min=1)[:, None]).to(self.rows.dtype)
             self.own = pack_rows(PROTOTYPES, means, counts > 0, counts if self.weighting == "examples" else None)

@@ -80,7 +80,7 @@ class MOON(WholeServerModule, KeepsGlobalParameters):
         shared = self.shared_names()
         return {name: tensor for name, tensor in _of_the_network(self.state_dict()).items() if name in shared}
 
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         """Keep the trained model as the last one."""
         self.previous.update(self.remembered())
 

@@ -43,7 +43,7 @@ class RoLoRA(LoRAModule):
         super().load_broadcast(broadcast)
         self.has_trained = False
 
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         """Restrict the payload to the trained factor."""
         self.has_trained = True
 

@@ -109,12 +109,12 @@ class SCAFFOLD(WholeServerModule, KeepsGlobalParameters):
         return self.option == "I"
 
     @torch.no_grad()
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         """Compute the new control variate."""
         for name, now in self.learning().items():
             before, control = self.own_control[name], self.control[name]
             if self.option == "I":
-                after = reviewed[name] / reviewed["examples"]
+                after = sums[name] / sums["examples"]
             else:
                 after = before - control + (self.global_parameters[name] - now) / self.total_lr if self.total_lr else before.clone()
             control.add_(after - before)
