@@ -20,10 +20,19 @@ from lightning_fed.core.resume import CHECKPOINT, Resume
 from lightning_fed.core.schedules import Interval, Schedule
 from lightning_fed.errors import FederationError
 
-__all__ = ["CHECKPOINT", "MOMENTS", "Phase", "PhasedModule", "Progress", "default_optimizer"]
+__all__ = ["CHECKPOINT", "MOMENTS", "Phase", "PhasedModule", "Progress", "default_optimizer", "moment_parts"]
 
 MOMENTS = "optimizer/"
-"""Prefix of the names of a persistent optimizer's state; no name of a module starts with it."""
+"""Prefix of the names of a persistent optimizer's state, ``optimizer/<phase>/<parameter>/<key>``; no name of a module starts
+with it.
+"""
+
+
+def moment_parts(name: str) -> tuple[str, str, str]:
+    """The phase, the parameter and the optimizer's key in a name of :attr:`PhasedModule.moments`."""
+    rest, _, key = name.removeprefix(MOMENTS).rpartition("/")
+    phase, _, parameter = rest.rpartition("/")
+    return phase, parameter, key
 
 
 def default_optimizer(parameters: Any) -> torch.optim.Optimizer:
@@ -189,7 +198,7 @@ class PhasedModule(L.LightningModule):
             FederationError: if a name belongs to no parameter.
         """
         parameters = dict(self.named_parameters())
-        if strange := [name for name in moments if name.split("/")[-2] not in parameters]:
+        if strange := [name for name in moments if moment_parts(name)[1] not in parameters]:
             raise FederationError(
                 f"The private state for {type(self).__name__} has optimizer state of {strange[0]!r}, which is not a parameter."
             )
@@ -320,13 +329,12 @@ class PhasedModule(L.LightningModule):
         optimizer = self.trainer.optimizers[place]
         optimizer.state.clear()
         if phase.persistent:
-            for name, parameter in self.named_parameters():
-                prefix = f"{MOMENTS}{phase.name}/{name}/"
-                state = {key.removeprefix(prefix): t for key, t in self.moments.items() if key.startswith(prefix)}
-                if state:  # PyTorch keeps the step counter on the CPU
-                    optimizer.state[parameter] = {
-                        k: t.clone() if t.dim() == 0 else t.to(self.device, copy=True) for k, t in state.items()
-                    }
+            parameters = dict(self.named_parameters())
+            for name, tensor in self.moments.items():
+                owner, parameter, key = moment_parts(name)
+                if owner == phase.name:  # PyTorch keeps the step counter on the CPU
+                    loaded = tensor.clone() if tensor.dim() == 0 else tensor.to(self.device, copy=True)
+                    optimizer.state[parameters[parameter]][key] = loaded
         if phase.name in self._schedules:
             self._schedules[phase.name].begin(round)
 
