@@ -83,8 +83,10 @@ def unbuilt_copy(module: M) -> M:
 
 
 def frozen_parameters(module: Any) -> dict[str, nn.Parameter]:
-    """Parameters that are neither trained nor shared nor private, by their names in the state dict; they belong to no client."""
-    common = module.frozen_names - module.shared_names() - module.private_names()
+    """Parameters of a built module that are neither trained nor shared nor private, by their names in the state dict; they belong
+    to no client.
+    """
+    common = module.frozen_names - module._shared - module._private
     return {name: p for name, p in module.named_parameters(remove_duplicate=False) if name in common}
 
 
