@@ -1,7 +1,7 @@
 """Evaluation of the clients' models and of the server's models after a round."""
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from lightning_fed.core.aggregation import WeightedMean, check_payload
 from lightning_fed.core.messages import STAGES, Broadcast, ClientUpdate, Turn
@@ -12,12 +12,10 @@ from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines.worker import Worker
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.meters import private_shares, spread_all
+from lightning_fed.federation.turns import RoundTurns
 from lightning_fed.seeding import UNSEEN, seeded
 from lightning_fed.storage.manifest import Metrics
 from lightning_fed.tensors import State
-
-CarryOut = Callable[[Iterable[Turn]], Iterator[tuple[Turn, ClientUpdate]]]
-"""Runs turns and yields them with their updates, without failed ones."""
 
 
 class Evaluation:
@@ -30,7 +28,7 @@ class Evaluation:
         clients: clients whose models are evaluated; statistics are computed on the data of those that take part.
         unseen: ids of clients that never take part in training, which are evaluated separately.
         local: a worker in this process.
-        carry_out: runs turns.
+        turns: runs turns.
         seed: the run's seed.
 
     Attributes:
@@ -45,7 +43,7 @@ class Evaluation:
         clients: Sequence[ClientInfo],
         unseen: Collection[int],
         local: Worker,
-        carry_out: CarryOut,
+        turns: RoundTurns,
         seed: int,
     ) -> None:
         self.results: dict[int, Metrics] = {}
@@ -53,7 +51,7 @@ class Evaluation:
         self._clients = [client for client in clients if client.id not in unseen]
         self._unseen = [client for client in clients if client.id in unseen]
         self._eligible_clients = [client for client in clients if client.takes_part]
-        self._local, self._carry_out, self._seed = local, carry_out, seed
+        self._local, self._turns, self._seed = local, turns, seed
         self._gathered: int | None = None  # the round of the current statistics
 
     def measure(self, round_number: int, last_rounds: Mapping[int, int], final: bool) -> Metrics:
@@ -86,7 +84,7 @@ class Evaluation:
         self.results = {}
         tuned: dict[int, Metrics] = {}  # if clients are also evaluated without fine-tuning
         of_server: Metrics = {}
-        for turn, update in self._carry_out(turns()):
+        for turn, update in self._turns.run(turns()):
             if update.client == SERVER:
                 name = next(name for name, model in models.items() if model is turn.broadcast)
                 of_data = {column: value for column, value in update.metrics.items() if column.startswith(("val/", "test/"))}
@@ -116,7 +114,7 @@ class Evaluation:
                     yield Turn("evaluate", client, round_number, measured, fine_tune=False)
 
         flops = 0.0
-        for turn, update in self._carry_out(turns()):
+        for turn, update in self._turns.run(turns()):
             stages = "" if turn.verb == "personalize" else f"{STAGES[0]}/"
             flops += update.metrics.get("flops", 0.0)
             self.results[update.client] = {f"{stages}{name}": value for name, value in update.metrics.items()}
@@ -146,9 +144,13 @@ class Evaluation:
             for client in self._eligible_clients
         )
         expected = self._local.load(self._eligible_clients[0], model, None).statistics()
-        mean = WeightedMean()
-        for _, update in self._carry_out(turns):
+
+        def checked(turn: Turn, update: ClientUpdate) -> ClientUpdate:
             check_payload(update, expected)
+            return update
+
+        mean = WeightedMean()
+        for _, update in self._turns.run(turns, checked):
             mean.add(update.state, update.metrics["batches"])
         if not (statistics := mean.result()):
             raise FederationError(f"No client computed statistics in round {round_number}: without them no model can be evaluated.")
