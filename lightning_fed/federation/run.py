@@ -33,7 +33,7 @@ from lightning_fed.federation.evaluation import Evaluation
 from lightning_fed.federation.example_privacy import protect_examples, refuse_what_tells_of_examples
 from lightning_fed.federation.meters import BestRound, Stopwatch, Target, running_totals, spread_all, training_means
 from lightning_fed.federation.participants import Participants
-from lightning_fed.federation.protection import protect, refuse_at_sites
+from lightning_fed.federation.protection import aggregate_robustly, protect, refuse_at_sites
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.federation.turns import RoundTurns
 from lightning_fed.privacy import ExampleDP
@@ -107,13 +107,8 @@ class Run:
         self._spec = replace(spec, initial=model.initial_originals())
         with seeded(self.seed, INITIAL):
             self.server = model.new_server(self.clients)
-        if (rule := settings.aggregation) is not None:
-            self.server.aggregate_with(rule, [name for name, _ in model.named_buffers()], type(model).__name__)
-            if self.cohort_size < rule.least:
-                raise FederationError(
-                    f"{type(rule).__name__} needs {rule.least} updates, and a round has {self.cohort_size} clients: draw larger "
-                    "cohorts, or give a rule that needs fewer."
-                )
+        if settings.aggregation is not None:
+            aggregate_robustly(self.server, model, settings.aggregation, self.cohort_size)
         if data.at_hand:
             refuse_unknown_tokens(model, data.pooled())
             check_generation(model, data)
