@@ -41,6 +41,7 @@ class FedALA(WholeServerModule):
         **kwargs: see :class:`.FederatedModule`. The authors: SGD, lr 0.005, one epoch, batches of 10.
     """
 
+    beside_the_model = ("last.", "weights.", "turns")
     flops_on_meta = False  # the phases of a turn depend on the number of earlier turns
 
     turns: Tensor
@@ -76,10 +77,6 @@ class FedALA(WholeServerModule):
         self.last, self.global_layers = BufferDict(mixed), BufferDict(mixed)
         self.weights = nn.ParameterDict({name.replace(".", "/"): torch.ones_like(p) for name, p in mixed.items()})
         self.register_buffer("turns", torch.tensor(0))
-
-    def shared_names(self) -> set[str]:
-        """Names in the network; the rest stays."""
-        return {name for name in super().shared_names() if not name.startswith(("last.", "weights.")) and name != "turns"}
 
     def recomputed_buffers(self) -> set[str]:
         """The received layers, which neither travel nor stay: each broadcast brings them anew."""

@@ -40,6 +40,7 @@ class FedDyn(WholeServerModule, KeepsGlobalParameters):
     """
 
     weighting = "uniform"
+    beside_the_model = ("own_gradient.",)
 
     def __init__(
         self, backbone: Backbones, num_classes: PositiveInt | None = None, alpha: PositiveFloat = 0.1, **kwargs: Any
@@ -55,10 +56,6 @@ class FedDyn(WholeServerModule, KeepsGlobalParameters):
     def build(self) -> None:
         super().build()
         self.own_gradient = BufferDict({name: torch.zeros_like(p) for name, p in self.named_parameters() if p.requires_grad})
-
-    def shared_names(self) -> set[str]:
-        """Names in the network; the client's :math:`g_k` stays."""
-        return {name for name in super().shared_names() if not name.startswith("own_gradient.")}
 
     def phases(self) -> list[Phase]:
         """FedAvg's phase, with a penalty."""
