@@ -122,24 +122,24 @@ class Worker:
         if turn.evaluate:
             if module.has_statistics:
                 self._pass_over(module, data)  # of this client's data only, for its own model
-            metrics |= self.measure(module, data)
+            metrics |= self.metrics_of(module, data)
         return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, state, metrics), private)
 
     def evaluate(self, module: FederatedModule, turn: Turn) -> TurnResult:
         """Evaluate a model: returns metrics only."""
         costs = self.fine_tune(module, turn.client.id, turn.round) if turn.fine_tune else {}
-        metrics = self.measure(module, self._data_of(turn)) | module.inspect() | costs
+        metrics = self.metrics_of(module, self._data_of(turn)) | module.inspect() | costs
         return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, {}, metrics))
 
     def personalize(self, module: FederatedModule, turn: Turn) -> TurnResult:
         """Evaluate what a client gets that never takes part in training: the received model; the personalized model, with the
         private state of one turn of training; and the model with everything that the turn trained.
         """
-        assert turn.measured_with is not None
+        assert turn.evaluated_with is not None
         trained = self.fit(module, replace(turn, evaluate=True))
-        received = self.measure(self.load(turn.client, turn.measured_with, None), self._data_of(turn))
-        own = self.load(turn.client, turn.measured_with, trained.private)
-        personalized = self.evaluate(own, replace(turn, broadcast=turn.measured_with)).update.metrics
+        received = self.metrics_of(self.load(turn.client, turn.evaluated_with, None), self._data_of(turn))
+        own = self.load(turn.client, turn.evaluated_with, trained.private)
+        personalized = self.evaluate(own, replace(turn, broadcast=turn.evaluated_with)).update.metrics
         metrics = {"flops": trained.update.metrics["flops"] + personalized.get("fine_tune/flops", 0.0)}
         for stage, found in zip(STAGES, (received, personalized, trained.update.metrics), strict=True):
             metrics |= {f"{stage}/{name}": value for name, value in found.items() if name.startswith(("val/", "test/"))}
@@ -281,7 +281,7 @@ class Worker:
         if module.has_post_training_step:
             self.activity = "in the pass over the data after training"
             after = PostTrainingPass(module, self.flops)
-            self.trainers.for_measuring(gradients=True).predict(after, datamodule=data, return_predictions=False)
+            self.trainers.for_evaluating(gradients=True).predict(after, datamodule=data, return_predictions=False)
             found = after.result()
         if isinstance(module, PublicDistillation) and module.predict_public is not None:
             found[OUTPUTS] = self._outputs(module, self.data.public_set(module.public_batch_size, module.predict_public))
@@ -295,18 +295,18 @@ class Worker:
     def _outputs(self, module: PublicDistillation, data: ClientDataModule) -> Tensor:
         self.activity = "predicting public data"
         outputs = OutputsPass(module, self.flops, data.info.num_train)
-        self.trainers.for_measuring().predict(outputs, datamodule=data, return_predictions=False)
+        self.trainers.for_evaluating().predict(outputs, datamodule=data, return_predictions=False)
         return outputs.result()
 
     def _pass_over(self, module: FederatedModule, data: ClientDataModule) -> int:
         """Pass the training data through a model to compute its statistics; returns the number of batches."""
         self.activity = "gathering statistics"
-        return len(self.trainers.for_measuring().predict(StatisticsPass(module), datamodule=data) or [])
+        return len(self.trainers.for_evaluating().predict(StatisticsPass(module), datamodule=data) or [])
 
-    def measure(self, module: FederatedModule, data: ClientDataModule) -> dict[str, float]:
+    def metrics_of(self, module: FederatedModule, data: ClientDataModule) -> dict[str, float]:
         """Evaluate a model on validation data, if there are any, and on test data."""
         self.activity = "during evaluation"
-        trainer = self.trainers.for_measuring()
+        trainer = self.trainers.for_evaluating()
         results = []
         if data.info.num_val and trainer.limit_val_batches:
             results += trainer.validate(module, datamodule=data, verbose=False)

@@ -54,7 +54,7 @@ class Evaluation:
         self._local, self._turns, self._seed = local, turns, seed
         self._gathered: int | None = None  # the round of the current statistics
 
-    def measure(self, round_number: int, last_rounds: Mapping[int, int], final: bool) -> Metrics:
+    def evaluate(self, round_number: int, last_rounds: Mapping[int, int], final: bool) -> Metrics:
         """Evaluate each client's model, with the new broadcast, on its own data, and the server's models on the pooled data.
 
         Args:
@@ -95,9 +95,9 @@ class Evaluation:
         costs = {"fine_tune/flops": sum(spent)} if spent else {}
         of_clients = spread_all("after", self.results.values()) | spread_all("fine_tuned", tuned.values())
         row = of_clients | private_shares(self.results.values()) | of_server | costs
-        return row | self._measure_unseen(round_number, row) if self._unseen else row
+        return row | self._evaluate_unseen(round_number, row) if self._unseen else row
 
-    def _measure_unseen(self, round_number: int, row: Metrics) -> Metrics:
+    def _evaluate_unseen(self, round_number: int, row: Metrics) -> Metrics:
         """Evaluate clients that never take part in training: ``unseen/<stage>/…`` for each of :data:`.STAGES`, and the advantage of
         participating clients (``unseen/gap``). Clients without training examples only have the first stage.
         """
@@ -109,7 +109,7 @@ class Evaluation:
             for client in self._unseen:
                 measured = server.evaluation_broadcast(client)
                 if self._data.at_hand and client.num_train:
-                    yield Turn("personalize", client, round_number, server.broadcast(client), measured_with=measured)
+                    yield Turn("personalize", client, round_number, server.broadcast(client), evaluated_with=measured)
                 else:
                     yield Turn("evaluate", client, round_number, measured, fine_tune=False)
 

@@ -325,7 +325,7 @@ class Run:
 
     def _evaluate(self) -> Metrics:
         with self._stopwatch("evaluate"):
-            return self._evaluation.measure(self.round, self.last_rounds, self.round == self.rounds)
+            return self._evaluation.evaluate(self.round, self.last_rounds, self.round == self.rounds)
 
     def _refresh_statistics(self) -> None:
         self._evaluation.refresh_statistics(self.round, self.last_rounds)
@@ -353,7 +353,7 @@ class Run:
         module = self.client_module(client)
         tested = {other.id: self.data.client(other.id) for other in self.clients} | {SERVER: self.data.pooled()}
         with isolated():
-            return {other: self.local.measure(module, data) for other, data in tested.items()}
+            return {other: self.local.metrics_of(module, data) for other, data in tested.items()}
 
     def server_module(self) -> FederatedModule:
         """The server's shared part, which may be a global model. The rest has its initial weights."""
