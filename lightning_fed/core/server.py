@@ -314,7 +314,7 @@ class Server:
 
     def expected_state(self, stored: State) -> State:
         """Tensors with the names, shapes and dtypes that a checkpoint must have for this run to resume from it. Default: those of
-        the server's state before the first round.
+        the server's state before the first round. Override it if they change between rounds.
 
         Args:
             stored: the checkpoint's tensors, unchecked.

@@ -89,10 +89,11 @@ class Worker:
             return self._compressed(result, turn, private or {}) if trains else result
 
     def _received(self, broadcast: Broadcast) -> Broadcast:
+        """A broadcast of a turn that trains, which :class:`.RoundTurns` compresses."""
         return replace(broadcast, state=self.compression.expand_broadcast(broadcast.state))
 
     def _compressed(self, result: TurnResult, turn: Turn, before: State) -> TurnResult:
-        """Compress the client's update; what was not sent is added to the private state."""
+        """Compress the client's update, which :class:`.RoundTurns` expands; what was not sent is added to the private state."""
         owed = {name.removeprefix(ERROR): tensor for name, tensor in before.items() if name.startswith(ERROR)}
         update = result.update
         if turn.verb == "fit" and self.compression.up != "none":

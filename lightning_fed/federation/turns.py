@@ -119,7 +119,9 @@ class RoundTurns:
         self.updates = [replace(update, metrics=metrics[update.client]) for update in self.updates]
 
     def _sent(self, client: ClientInfo, broadcast: Broadcast, round: int) -> Broadcast:
-        """A compressed broadcast. The last :data:`KEPT` are reused, so that one for many clients is compressed once."""
+        """A compressed broadcast, which the :class:`.Worker` expands. The last :data:`KEPT` are reused: one for many clients is
+        compressed once.
+        """
         if client.id == SERVER or self._compression.down == "none":  # the server's own turns are not sent
             return broadcast
         if (found := self._compressed.get(id(broadcast.state))) is None:
@@ -131,7 +133,7 @@ class RoundTurns:
         return replace(broadcast, state=found[1])
 
     def _receive(self, turn: Turn, update: ClientUpdate) -> ClientUpdate:
-        """A decompressed and checked update; counts what was sent."""
+        """An update that the :class:`.Worker` compressed, decompressed and checked; counts what was sent."""
         expanded, sent = update, turn.broadcast
         if turn.client.id != SERVER and self._compression != NONE:
             if self._arrived[0] is not sent.state:
