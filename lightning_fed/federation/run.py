@@ -135,11 +135,10 @@ class Run:
         self.round = 0
         self.completed = 0  # rounds of this process that are reported and, where due, in a checkpoint
         self.history: list[Metrics] = []
-        self.last_rounds: dict[int, int] = {}
-        self.merged_turns: dict[int, int] = {}  # per client
-        self._changed: set[int] = set()  # clients whose entries of these two changed after the last checkpoint
         self._stopwatch = Stopwatch()
         self._turns = RoundTurns(engine, self.server, data, self._stopwatch, settings)
+        self.last_rounds, self.merged_turns = self._turns.last_rounds, self._turns.merged_turns
+        self._changed: set[int] = set()  # clients whose entries of these two changed after the last checkpoint
         self._best = BestRound(self.monitored, self.metric, model.higher_is_better)
         self._target = Target(self.monitored("test"), self.target, model.higher_is_better) if self.target is not None else None
         self._continued = checkpoint
@@ -261,7 +260,7 @@ class Run:
     def _train(self, cohort: Collection[ClientInfo], measure: bool) -> Iterator[ClientUpdate]:
         """Yields the cohort's updates as they are merged."""
         away = dropouts(list(cohort), self.settings.dropout, self.settings.quorum, self.seed, self.round)
-        updates = self._turns.train(self.round, cohort, measure, self.last_rounds, self.merged_turns, away)
+        updates = self._turns.train(self.round, cohort, measure, away)
         if self.settings.attack is not None:
             stream = np.random.default_rng([self.seed, ATTACK, self.round])
             updates = self.settings.attack.sent(updates, self.attackers, self.server.state, stream)
@@ -325,10 +324,10 @@ class Run:
 
     def _evaluate(self) -> Metrics:
         with self._stopwatch("evaluate"):
-            return self._evaluation.evaluate(self.round, self.last_rounds, self.round == self.rounds)
+            return self._evaluation.evaluate(self.round, self.round == self.rounds)
 
     def _refresh_statistics(self) -> None:
-        self._evaluation.refresh_statistics(self.round, self.last_rounds)
+        self._evaluation.refresh_statistics(self.round)
 
     def _is_due(self, every: int) -> bool:
         return self.round == self.rounds or (every > 0 and self.round % every == 0)
@@ -425,7 +424,8 @@ class Run:
             store.restore(records, Checkpoints(checkpoint.run_folder).clients_folder)
         manifest = checkpoint.manifest
         self.round, self.history = manifest.round, checkpoint.history
-        self.last_rounds, self.merged_turns = checkpoint.last_rounds, checkpoint.merged_turns
+        self.last_rounds |= checkpoint.last_rounds
+        self.merged_turns |= checkpoint.merged_turns
         self._best.best = manifest.best
         if self._target and manifest.target == self.target:
             self._target.reached = manifest.reached

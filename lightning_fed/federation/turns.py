@@ -1,6 +1,6 @@
 """The turns of a round: what the server sends, and the updates that come back."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from lightning_fed.core.aggregation import REQUIRED, check_form
@@ -31,6 +31,8 @@ class RoundTurns:
         settings: the federation's settings: its seed, and how messages are compressed.
 
     Attributes:
+        last_rounds: round of each client's last fit turn that was merged, and so of its private state, by id.
+        merged_turns: number of each client's fit turns that were merged, by id.
         updates: the current round's updates, without payloads.
         traffic: counts what was sent.
     """
@@ -39,6 +41,8 @@ class RoundTurns:
         self, engine: Engine, server: Server, data: FederatedDataModule, stopwatch: Stopwatch, settings: RunSettings
     ) -> None:
         self.engine = engine
+        self.last_rounds: dict[int, int] = {}
+        self.merged_turns: dict[int, int] = {}
         self.traffic = TrafficMeter()
         self.updates: list[ClientUpdate] = []
         self._server, self._data, self._stopwatch = server, data, stopwatch
@@ -57,23 +61,13 @@ class RoundTurns:
 
         return run_turns(self.engine, turns, checked, failure)
 
-    def train(
-        self,
-        round: int,
-        cohort: Iterable[ClientInfo],
-        measure: bool,
-        last_rounds: Mapping[int, int],
-        merged: Mapping[int, int],
-        away: Collection[int] = (),
-    ) -> Iterator[ClientUpdate]:
+    def train(self, round: int, cohort: Iterable[ClientInfo], measure: bool, away: Collection[int] = ()) -> Iterator[ClientUpdate]:
         """The cohort's updates in client order, checked and counted.
 
         Args:
             round: number of the round.
             cohort: the participants.
             measure: whether each trained model is evaluated.
-            last_rounds: round of each client's private state, by id; 0 if missing.
-            merged: number of each client's merged turns, by id; 0 if missing.
             away: ids of clients that receive the model and drop out.
         """
         self.updates = []
@@ -85,8 +79,8 @@ class RoundTurns:
                 self.traffic.down(client.id, broadcast)
                 if client.id in away:
                     continue
-                last = last_rounds.get(client.id, 0)
-                yield Turn("fit", client, round, broadcast, measure, last, turns=merged.get(client.id, 0))
+                last, merged = self.last_rounds.get(client.id, 0), self.merged_turns.get(client.id, 0)
+                yield Turn("fit", client, round, broadcast, measure, last, turns=merged)
 
         for _, update in self._stopwatch.each("fit", self.run(turns(), self._receive)):
             self.updates.append(ClientUpdate(update.client, update.num_examples, {}, update.metrics))
