@@ -57,6 +57,9 @@ BASES = {
 GROUPS = {"fine_tuning": FineTuning, "adapters": Adapters, "compression": Compression}
 """Options that have options of their own."""
 
+OF_TRANSFORMERS = f"{Transformer.__module__}.{Transformer.__name__}]"
+"""How jsonargparse ends the type of a network if it has to be one of the transformers library."""
+
 LONGEST = 120
 """Maximum number of characters of a word."""
 
@@ -69,6 +72,7 @@ _NOISE = (
     "Given value",
     "Not a valid subclass",  # reported in words
     "Not of type ImportPath",  # the name may be another kind of value
+    "Not of type PretrainedName",
     "Not of type Tensor",  # the other type of a number
     "Problem with given class_path",
     "Subclass types expect one of",
@@ -115,7 +119,7 @@ def _plain(line: str) -> str:
     if "not match regular expression" in line:  # the form of a dotted path
         return ""
     line = re.sub(r'\.? Got value: (Namespace\(|\[|\{).*|^Parser key "[^"]+":$', "", line)
-    return re.sub(r"^Not of type (?!ImportPath|Tensor)\w+: ", "", line)
+    return re.sub(r"^Not of type (?!ImportPath|PretrainedName|Tensor)\w+: ", "", line)
 
 
 def _given(message: str) -> str:
@@ -156,6 +160,8 @@ def _in_words(text: str, value: str) -> str:
     text = re.sub(rf"{not_numbers}: '?None'?", "got null, expected a number", text)
     text = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"got \1, expected a whole number", text)
     text = re.sub(r"could not convert string to float: (.*)", r"got \1, expected a number", text)
+    text = re.sub(r"Expected '([\w.]+)' to be a subclass of <class '(\w+)'>\.?", r"\1 is no \2", text)
+    text = re.sub(r"Import path does not correspond to a subclass of (\w+)", rf"{value} is no \1", text)
     no_class = r"Expected an import path or a subclass spec, but got (.*?)(?=\. Got value|;|$)(\. Got value: [^;]*)?"
     text = re.sub(no_class, r"got \1, expected the name of a class", text)
     text = re.sub(r"Unable to load config (['\"])(.*?)\1(; Unable.*)?", r"got '\2', expected options by name", text)
@@ -188,9 +194,17 @@ def _with_names(text: str, message: str, keys: list[str], options: Collection[st
     if wrong := re.search(r"(?:there is no|has no attribute) '(?:[\w.]*\.)?(\w+)'", text):
         home = CLASSES_OF_TORCH.get(keys[-1].rpartition(".")[2] if keys else "")
         text += nearest(wrong[1], [name for name in dir(home) if name[0].isupper()]) if home else ""
-    if keys and ("there is no" in text or "has no attribute" in text) and (names := known(keys[-1].rpartition(".")[2])):
-        wrong = re.search(r"there is no '([^']*)'", text)
-        text += (nearest(wrong[1], names) if wrong else "") + f"; known are {', '.join(names)}"
+    if keys and re.search("there is no|has no attribute| is no ", text) and (names := known(keys[-1].rpartition(".")[2])):
+        wrong = re.search(r"there is no '([^']*)'|(\S+) is no ", text)
+        pretrained = ""
+        name = (wrong[1] or wrong[2]).rpartition(".")[2] if wrong else ""
+        if OF_TRANSFORMERS in message.partition("Given value")[0]:
+            names, others = known("backbone", Transformer), names
+            if name in {*others} - {*names}:
+                method = _whose(message, "Given value").rpartition(".")[2]
+                text = f"{method} takes networks of the transformers library, not {name}"
+            pretrained = "; a pretrained model with options is TransformerClassifier with its option name"
+        text += nearest(name, names) + f"; known are {', '.join(names)}{pretrained}"
     elif keys and "there is no" in text and (group := GROUPS.get(keys[-1].rpartition(".")[2])):
         text = f"got {_given(message)}, expected options by name: {', '.join(field.name for field in fields(group))}"
     if "not accept" not in text:

@@ -274,11 +274,13 @@ class TransformerClassifier(Transformer):
 
 
 class PretrainedName(str):
-    """A name on the hub, a folder or a dotted path, except of a :class:`Transformer`, whose arguments the command line knows."""
+    """A name on the hub, a folder or a dotted path, except of a :class:`.TrainableNetwork`: the command line knows
+    whether it is a :class:`Transformer`, and its arguments.
+    """
 
     def __new__(cls, name: object) -> "PretrainedName":
         """Raises :class:`ValueError` for anything else."""
-        if not isinstance(name, str) or names_a(Transformer, name):
+        if not isinstance(name, str) or names_a(TrainableNetwork, name):
             raise ValueError(f"Expected the name of a model, got {name!r}")
         return super().__new__(cls, name)
 

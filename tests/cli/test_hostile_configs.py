@@ -54,6 +54,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 def check(capsys: pytest.CaptureFixture[str], args: list[str], parts: list[str]) -> None:
     message = refused(capsys, "fit", "--config", "config.yaml", *args)
     assert [part for part in parts if part not in message] == [], message
+    assert "NestedArg" not in message
 
 
 def ids(value: object) -> str:
@@ -203,6 +204,11 @@ def test_defaults_are_no_nulls() -> None:
         (["--data=TableData"], ["data", "TableData"]),
         (["--model=" + "a" * 5000], ["there is no 'aaa", "…"]),
         ([f"{M}backbone=os.system"], ["system cannot be called with"]),
+        (["--model=FFALoRA", f"{M}backbone=MLP"], ["FFALoRA takes networks of the transformers library, not MLP; known are "]),
+        (["--model=FFALoRA", f"{M}backbone=MLP", f"{M}backbone.inputs=3"], ["library, not MLP; known", " TransformerClassifier, "]),
+        (["--model=FFALoRA", f"{M}backbone=TransformerLMs", f"{M}backbone.name=x"], ["(did you mean TransformerLM?); known are"]),
+        (["--model=FFALoRA", f"{M}backbone=[MLP]"], ["model.backbone: got ['MLP'], expected the name of a class"]),
+        (["--model=lightning_fed.data.Digits"], ["model: lightning_fed.data.Digits is no FederatedModule; known are APFL"]),
         (["--config={a: 1, a: 2}"], ["'a' is given twice"]),
         (["--trainer={max_steps: 1, max_steps: 2}"], ["trainer", "'max_steps' is given twice"]),
     ],
