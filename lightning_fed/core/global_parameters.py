@@ -47,7 +47,7 @@ class KeepsGlobalParameters(FederatedModule):
 
     def learning(self) -> dict[str, nn.Parameter]:
         """The parameters that have copies, by name and in the same order."""
-        return {name: parameter for name, parameter in self.named_parameters() if name in self.global_parameters}
+        return self.global_parameters.counterparts(self)
 
     @contextmanager
     def at_global_parameters(self) -> Iterator[dict[str, nn.Parameter]]:

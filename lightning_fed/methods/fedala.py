@@ -98,12 +98,8 @@ class FedALA(WholeServerModule):
     def load_broadcast(self, broadcast: Broadcast) -> None:
         """Load the server's model, and mix its last layers with those of the client's last model."""
         super().load_broadcast(broadcast)
-        self.global_layers.update(self.mixed())
+        self.global_layers.update(self.global_layers.counterparts(self))
         self.mix()
-
-    def mixed(self) -> dict[str, nn.Parameter]:
-        """The mixed parameters, by name."""
-        return {name: parameter for name, parameter in self.named_parameters() if name in self.last}
 
     def mixture(self) -> State:
         r""":math:`\hat\theta` of the last layers, by name. With weight 0 or 1 it is one of the two models, bit for bit."""
@@ -114,7 +110,7 @@ class FedALA(WholeServerModule):
     def mix(self) -> None:
         """Set the network's last layers to the mixture."""
         mixture = self.mixture()
-        for name, parameter in self.mixed().items():
+        for name, parameter in self.last.counterparts(self).items():
             parameter.copy_(mixture[name])
 
     def phases(self) -> list[Phase]:
@@ -153,5 +149,5 @@ class FedALA(WholeServerModule):
 
     def after_training(self, sums: State) -> None:
         """Keep the trained layers as the last model."""
-        self.last.update(self.mixed())
+        self.last.update(self.last.counterparts(self))
         self.turns += 1
