@@ -75,8 +75,7 @@ class MOON(WholeServerModule, KeepsGlobalParameters):
 
     def remembered(self) -> dict[str, Tensor]:
         """All tensors of the network that travel, with the statistics that eval mode needs."""
-        shared = self.shared_names()
-        return {name: tensor for name, tensor in _of_the_network(self.state_dict()).items() if name in shared}
+        return {name: tensor for name, tensor in _of_the_network(self.state_dict()).items() if name in self._shared}
 
     def after_training(self, sums: State) -> None:
         """Keep the trained model as the last one."""
