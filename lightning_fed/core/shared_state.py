@@ -54,7 +54,7 @@ class SharedStateMixin(L.LightningModule):
         the change can be sent, and the rest in a later round (``topk``); everything else is sent as it is. Default: the shared
         parameters.
         """
-        return self._shared & {name for name, _ in self.named_parameters(remove_duplicate=False)}
+        return {name for name, _ in self.named_parameters(remove_duplicate=False) if name in self._shared}
 
     def buffer_names(self) -> set[str]:
         """Names of buffers (statistics of batch norm), as they are sent: they are never rounded, because a variance must not become

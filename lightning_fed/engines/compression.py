@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.errors import FederationError
 from lightning_fed.options import Fraction
 from lightning_fed.tensors import State
@@ -48,6 +49,15 @@ class Compression:
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise FederationError(f"compression.share is {self.share}: give the share of entries that topk sends, in (0, 1].")
+
+    def check(self, module: FederatedModule) -> None:
+        """Refuse ``topk`` for a method of which it would send everything whole."""
+        sends = module.shared_names() or module.dynamic_payload
+        if self.up == "topk" and sends and not module.continued_names():
+            raise FederationError(
+                f"compression.up is topk, but {type(module).__name__}'s clients send nothing of which a part could follow in a "
+                "later round: set it to int8 or bf16."
+            )
 
     def compress_update(
         self, state: State, sent_down: State, owed: Mapping[str, Tensor], names: Collection[str]

@@ -1,10 +1,10 @@
 """The turns of a round: what the server sends, and the updates that come back."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from lightning_fed.core.aggregation import check_form
+from lightning_fed.core.aggregation import REQUIRED, check_form
 from lightning_fed.core.client_modules import one_per_architecture
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn
 from lightning_fed.core.module import FederatedModule
@@ -36,6 +36,8 @@ class RoundTurns:
         clients: all clients.
 
     Attributes:
+        last_rounds: round of each client's last fit turn that was merged, and so of its private state, by id.
+        merged_turns: number of each client's fit turns that were merged, by id.
         updates: the current round's updates, without payloads.
         traffic: counts what was sent.
     """
@@ -51,6 +53,8 @@ class RoundTurns:
         clients: Sequence[ClientInfo],
     ) -> None:
         self.engine = engine
+        self.last_rounds: dict[int, int] = {}
+        self.merged_turns: dict[int, int] = {}
         self.traffic = TrafficMeter()
         self.updates: list[ClientUpdate] = []
         self._server, self._data, self._stopwatch = server, data, stopwatch
@@ -65,27 +69,24 @@ class RoundTurns:
         modules = [self._model, *(module for _, module in one_per_architecture(self._model, self._clients))]
         return {name for module in modules for name in module.buffer_names()}
 
-    def run(self, turns: Iterable[Turn], receive: Receive | None = None) -> Iterator[tuple[Turn, ClientUpdate]]:
-        """Turns with their updates; see :func:`.run_turns`."""
-        return run_turns(self.engine, turns, receive)
+    def run(
+        self, turns: Iterable[Turn], receive: Receive | None = None, failure: str | None = None
+    ) -> Iterator[tuple[Turn, ClientUpdate]]:
+        """Turns with their updates, whose form has been checked; see :func:`.run_turns`."""
 
-    def train(
-        self,
-        round: int,
-        cohort: Iterable[ClientInfo],
-        measure: bool,
-        last_rounds: Mapping[int, int],
-        merged: Mapping[int, int],
-        away: Collection[int] = (),
-    ) -> Iterator[ClientUpdate]:
+        def checked(turn: Turn, update: ClientUpdate) -> ClientUpdate:
+            check_form(update, *REQUIRED.get(turn.verb, ()))
+            return update if receive is None else receive(turn, update)
+
+        return run_turns(self.engine, turns, checked, failure)
+
+    def train(self, round: int, cohort: Iterable[ClientInfo], measure: bool, away: Collection[int] = ()) -> Iterator[ClientUpdate]:
         """The cohort's updates in client order, checked and counted.
 
         Args:
             round: number of the round.
             cohort: the participants.
             measure: whether each trained model is evaluated.
-            last_rounds: round of each client's private state, by id; 0 if missing.
-            merged: number of each client's merged turns, by id; 0 if missing.
             away: ids of clients that receive the model and drop out.
         """
         self.updates = []
@@ -93,12 +94,12 @@ class RoundTurns:
 
         def turns() -> Iterator[Turn]:
             for client in cohort:
-                broadcast = self._sent(client, self._server.broadcast(client), round)
+                broadcast = self.sent(client, self._server.broadcast(client), round)
                 self.traffic.down(client.id, broadcast)
                 if client.id in away:
                     continue
-                last = last_rounds.get(client.id, 0)
-                yield Turn("fit", client, round, broadcast, measure, last, turns=merged.get(client.id, 0))
+                last, merged = self.last_rounds.get(client.id, 0), self.merged_turns.get(client.id, 0)
+                yield Turn("fit", client, round, broadcast, measure, last, turns=merged)
 
         for _, update in self._stopwatch.each("fit", self.run(turns(), self._receive)):
             self.updates.append(ClientUpdate(update.client, update.num_examples, {}, update.metrics))
@@ -110,9 +111,7 @@ class RoundTurns:
         def each(verb: ServerVerb, models: Iterable[Broadcast]) -> Iterator[ClientUpdate]:
             info = self._data.pooled().info if verb == "evaluate" else self._data.public_set().info
             lost = f"The server's own turns of round {round} were lost, without which it cannot train"
-            for _, update in run_turns(self.engine, (Turn(verb, info, round, model) for model in models), failure=lost):
-                check_form(update)
-                yield update
+            return (update for _, update in self.run((Turn(verb, info, round, model) for model in models), failure=lost))
 
         return each
 
@@ -122,19 +121,20 @@ class RoundTurns:
         def turns() -> Iterator[Turn]:
             for client in clients:
                 if (broadcast := self._server.public_training(client)) is not None:
-                    broadcast = self._sent(client, broadcast, round)
+                    broadcast = self.sent(client, broadcast, round)
                     self.traffic.down(client.id, broadcast)
                     yield Turn("train_on_public", client, round, broadcast, last_round=round)
 
         metrics = {update.client: update.metrics for update in self.updates}
         for _, update in self._stopwatch.each("fit", self.run(turns())):
-            check_form(update, "flops")
             trained = metrics[update.client]
             metrics[update.client] = trained | update.metrics | {"flops": trained["flops"] + update.metrics["flops"]}
         self.updates = [replace(update, metrics=metrics[update.client]) for update in self.updates]
 
-    def _sent(self, client: ClientInfo, broadcast: Broadcast, round: int) -> Broadcast:
-        """A compressed broadcast. The last :data:`KEPT` are reused, so that one for many clients is compressed once."""
+    def sent(self, client: ClientInfo, broadcast: Broadcast, round: int) -> Broadcast:
+        """A compressed broadcast, which the :class:`.Worker` expands. The last :data:`KEPT` are reused: one for many clients is
+        compressed once.
+        """
         if client.id == SERVER or self._compression.down == "none":  # the server's own turns are not sent
             return broadcast
         if (found := self._compressed.get(id(broadcast.state))) is None:
@@ -147,10 +147,9 @@ class RoundTurns:
         return replace(broadcast, state=found[1])
 
     def _receive(self, turn: Turn, update: ClientUpdate) -> ClientUpdate:
-        """A decompressed and checked update; counts what was sent."""
+        """An update that the :class:`.Worker` compressed, decompressed and checked; counts what was sent."""
         expanded, sent = update, turn.broadcast
         if turn.client.id != SERVER and self._compression != NONE:
-            check_form(update)
             if self._arrived[0] is not sent.state:
                 self._arrived = sent.state, self._compression.expand_broadcast(sent.state)
             sent = replace(sent, state=self._arrived[1])

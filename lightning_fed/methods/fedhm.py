@@ -1,6 +1,6 @@
 """FedHM (Yao et al. 2021, https://arxiv.org/abs/2111.14655)."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
@@ -130,12 +130,20 @@ class FedHM(SizedModule):
             )
         return [name for name in layers if name not in frozen]
 
+    def continued_names(self) -> set[str]:
+        """Without the factors, which are new in each round."""
+        factors = {id(p) for p in self.factors()}
+        return super().continued_names() - {name for name, p in self.named_parameters() if id(p) in factors}
+
+    def factors(self) -> list[Tensor]:
+        """The factors of all layers."""
+        return [p for layer in self.modules() if isinstance(layer, Factorized) for p in layer.weights]
+
     def phases(self) -> list[Phase]:
         """One phase for all parameters; the factors get Frobenius decay, the phase's penalty, instead of weight decay."""
-        factors = [p for layer in self.modules() if isinstance(layer, Factorized) for p in layer.weights]
         weight = weight_decay_of(self.optimizer) if self.decay is None else self.decay
         decay = partial(frobenius_decay, self.backbone, weight) if weight else None
-        optimizer = partial(self._optimize, factors)
+        optimizer = partial(self._optimize, self.factors())
         return [self.local_phase("local", list(self.parameters()), self.client_loss, optimizer=optimizer, penalty=decay)]
 
     def _optimize(self, factors: list[Tensor], parameters: Sequence[nn.Parameter]) -> Any:
@@ -154,7 +162,8 @@ class FedHM(SizedModule):
         for ratio in filter(None, self.model_sizes):
             for name in layers:
                 rank_of(cast(Tensor, self.backbone.get_submodule(name).weight), ratio, name)  # refuses an impossible rank
-        return self.server_class(*self.sizes(clients), layers=[f"backbone.{name}" for name in layers])
+        factorized = [f"backbone.{name}" for name in layers]
+        return self.server_class(self.shared_state(), clients, self, self.head_names(), factorized)
 
 
 def weight_decay_of(optimizer: OptimizerCallable) -> float:
@@ -183,14 +192,16 @@ class FedHMServer(SizedServer):
     """Sends truncated factors, multiplies them back and averages at full rank.
 
     Args:
-        *sizes: see :class:`SizedServer`; here rank ratios.
+        state, clients, method, heads: see :class:`.SizedServer`; sizes are rank ratios.
         layers: names of the factorized layers.
     """
 
     version_name = "rank"
 
-    def __init__(self, *sizes: Any, layers: Sequence[str] = ()) -> None:
-        super().__init__(*sizes)
+    def __init__(
+        self, state: State, clients: Sequence[ClientInfo], method: Any, heads: Collection[str] = (), layers: Sequence[str] = ()
+    ) -> None:
+        super().__init__(state, clients, method, heads)
         self.layers = layers
         self._source: State | None = None
         self._decomposed = Decomposed({}, Energy())

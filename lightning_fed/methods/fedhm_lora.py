@@ -128,6 +128,10 @@ class FedHMLoRA(LoRAModule):
                 layer: Any = self.get_submodule(name)
                 layer.lora_A[COMMON] = Shared(self.get_submodule(f"{first}.lora_A.{COMMON}"))
 
+    def continued_names(self) -> set[str]:
+        """The head: the factors are new in each round."""
+        return super().continued_names() - self.adapter(COMMON).keys()
+
     def _groups(self) -> list[list[str]]:
         """Names of the adapted layers, grouped by the A that they share."""
         query, key, value, output = self.adapted_layers()

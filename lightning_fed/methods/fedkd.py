@@ -106,6 +106,10 @@ class FedKD(MutualLearningModule):
         """Empty: only changes of the mentee travel. The common mentee that they are added to stays with the client."""
         return set()
 
+    def buffer_names(self) -> set[str]:
+        """Those of the mentee, whole or as changes."""
+        return {f"{kind}{name}" for kind in (MENTEE, CHANGE) for name, _ in self.shared.named_buffers()}
+
     def payload(self) -> State:
         """The change of the mentee; empty before the client has trained."""
         return self._change
@@ -121,7 +125,7 @@ class FedKD(MutualLearningModule):
         self.before.update(mentee)
         self._change = {}
 
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         """Compute the change of the mentee, and reset the client's copy to the common mentee."""
         before = dict(self.before.items())
         change = {name: t - before[name] if t.is_floating_point() else t.clone() for name, t in self.learned().items()}

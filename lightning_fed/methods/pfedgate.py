@@ -123,6 +123,10 @@ class PFedGate(KeepsGlobalParameters):
     def shared_names(self) -> set[str]:
         return {name for name in super().shared_names() if name.startswith(PREFIX)}
 
+    def continued_names(self) -> set[str]:
+        """None: each round has other blocks."""
+        return set()
+
     def payload(self) -> State:
         """Bits that mark the moved blocks; empty before the client has trained."""
         return {} if self._moved is None else {MOVED: pack_bits(self._moved)}
@@ -131,7 +135,7 @@ class PFedGate(KeepsGlobalParameters):
         """Start a new turn; a broadcast has no such bits."""
         self._moved = None
 
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         before = {name.removeprefix(PREFIX): tensor for name, tensor in self.global_parameters.items()}
         self._moved = self.blocks.moved(self.learning(), before)
 

@@ -1,6 +1,8 @@
 """Compressed messages: known answers, and what a run makes of them."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +13,7 @@ from tiny import (
     CLASSES,
     METHODS,
     Net,
+    NoisyNet,
     Recording,
     assert_same,
     data_for,
@@ -40,7 +43,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("up", UP)
 def test_what_is_sent_in_bytes(up: Any) -> None:
     state, received = {"w": numbers(40, 25), "n": torch.tensor(3)}, {"w": numbers(40, 25, seed=1), "n": torch.tensor(2)}
-    sent, _ = Compression(up, share=0.1).compress_update(state, received, {})
+    sent, _ = Compression(up, share=0.1).compress_update(state, received, {}, state)
     sizes = {"none": 4000, "bf16": 2000, "int8": 1000 + 4, "topk": 100 * (4 + 4)}
     assert sum(tensor.numel() * tensor.element_size() for name, tensor in sent.items() if name != "n") == sizes[up]
     assert torch.equal(sent["n"], state["n"])
@@ -50,7 +53,9 @@ def test_int8_is_right_on_average() -> None:
     state, received = {"w": numbers(6, 5)}, {"w": numbers(6, 5, seed=1)}
     scheme = Compression("int8")
     torch.manual_seed(0)
-    draws = torch.stack([scheme.expand_update(scheme.compress_update(state, received, {})[0], received)["w"] for _ in range(4000)])
+    draws = torch.stack(
+        [scheme.expand_update(scheme.compress_update(state, received, {}, state)[0], received)["w"] for _ in range(4000)]
+    )
     step = (state["w"] - received["w"]).abs().max() / 127
     assert (draws - state["w"]).abs().max() <= step * (1 + 1e-4)
     assert (draws.mean(0) - state["w"]).abs().max() < 5 * step / 2 / 4000**0.5  # a draw's deviation is at most half a step
@@ -64,7 +69,7 @@ def test_what_topk_owes_is_what_it_did_not_send() -> None:
     received = {"w": received["w"].double()}
     for round in range(6):
         change = numbers(5, 4, seed=round + 10).double()
-        sent, owed = scheme.compress_update({"w": received["w"] + change}, received, owed)
+        sent, owed = scheme.compress_update({"w": received["w"] + change}, received, owed, "w")
         found = scheme.expand_update(sent, received)["w"] - received["w"]
         assert len(sent[f"{INDEX}w"]) == 4
         meant, arrived = meant + change, arrived + found
@@ -72,9 +77,16 @@ def test_what_topk_owes_is_what_it_did_not_send() -> None:
     assert owed["w"].count_nonzero() >= 16
 
 
+def test_what_is_owed_for_a_tensor_that_rests_waits() -> None:
+    waiting = {"v": numbers(3)}
+    _, owed = Compression("topk", share=0.5).compress_update({"w": numbers(4)}, {"w": torch.zeros(4)}, waiting, "wv")
+    assert owed.keys() == {"v", "w"}
+    assert owed["v"] is waiting["v"]
+
+
 def test_topk_sends_the_largest() -> None:
     state, received = {"w": torch.tensor([1.0, 5.0, 2.0, -7.0])}, {"w": torch.tensor([0.0, 0.0, 0.0, 1.0])}
-    sent, owed = Compression("topk", share=0.5).compress_update(state, received, {})
+    sent, owed = Compression("topk", share=0.5).compress_update(state, received, {}, state)
     assert sent[f"{TOPK}w"].tolist() == [5, -8]
     assert sent[f"{INDEX}w"].tolist() == [1, 3]
     assert owed["w"].tolist() == [1, 0, 2, 0]
@@ -84,7 +96,7 @@ def test_topk_sends_the_largest() -> None:
 @pytest.mark.parametrize("up", UP[1:])
 def test_what_is_not_finite_arrives_as_it_is(up: Any) -> None:
     state = {"w": torch.tensor([1.0, float("nan")])}
-    sent, _ = Compression(up).compress_update(state, {"w": torch.zeros(2)}, {})
+    sent, _ = Compression(up).compress_update(state, {"w": torch.zeros(2)}, {}, state)
     assert Compression(up).expand_update(sent, {"w": torch.zeros(2)})["w"].isnan().tolist() == [False, True]
 
 
@@ -151,19 +163,100 @@ def test_the_server_gets_what_was_expanded_and_traffic_counts_what_was_sent() ->
     assert all(torch.allclose(exact[name], rounded[name], atol=0.02) for name in exact)
 
 
+def then_nothing(optimizer: torch.optim.Optimizer) -> Any:
+    """A schedule with one round of learning."""
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda round: float(round == 0))
+
+
+@pytest.mark.parametrize("name", mostly_slow(["FedAvg", "RoLoRA", "FlexLoRA", "FLoRA", "FedHMLoRA"], ["RoLoRA", "FlexLoRA"]))
+def test_what_topk_owes_arrives_in_the_end(name: str) -> None:
+    """Once nothing more is learned, the server gets to where it is without compression, also if a factor rests in every other round,
+    or factors are new in each.
+    """
+
+    def fitted(rounds: int, compression: Compression | None = None) -> State:
+        federation = new_federation(rounds, compression=compression)
+        federation.fit(new_method(name, lr_scheduler=then_nothing), data_for(name, num_clients=3, size=60))
+        return {key: tensor for key, tensor in federation.run.server.state.items() if tensor.is_floating_point()}
+
+    def apart(state: State) -> float:
+        return max(float((tensor - whole[key]).abs().max()) for key, tensor in state.items())
+
+    whole, scheme = fitted(3), Compression("topk", share=0.5)
+    assert apart(fitted(3, scheme)) < 1e-5 < 1e-3 < apart(fitted(1, scheme))
+
+
+STARTING_ELSEWHERE = {"DSFL", "FD", "FedAMP", "FedKD", "FedProto", "FedRolex", "PFedGate", "SplitMix"}
+"""Methods none of whose tensors continue, in the same coordinates, from what the client received."""
+
+
 @pytest.mark.often(4)
 @pytest.mark.parametrize("name", mostly_slow(METHODS, ["FD", "FedHM", "HETLoRA", "PFedGate"]))
 @pytest.mark.parametrize("up", ["int8", "topk"])
 def test_payloads_of_any_kind(name: str, up: Any) -> None:
-
     federation = new_federation(2, compression=Compression(up, "bf16", share=0.5))
-    federation.fit(new_method(name), data_for(name, num_clients=3, size=120))
-    assert len(federation.run.history) == 2
+    refuses = up == "topk" and name in STARTING_ELSEWHERE
+    says = (
+        f"compression.up is topk, but {name}'s clients send nothing of which a part could follow in a later round: set it to int8"
+    )
+    with pytest.raises(FederationError, match=says) if refuses else nullcontext():
+        federation.fit(new_method(name), data_for(name, num_clients=3, size=120))
+        assert len(federation.run.history) == 2
+
+
+def test_of_sizes_that_are_redrawn_what_has_one_size_is_compressed_and_the_rest_is_whole() -> None:
+    federation = new_federation(3, compression=Compression("topk"))
+    federation.fit(new_method("FedHM", ratios=[1.0, 0.5, 0.25], assignment="redrawn"), new_data(3, 60))
+    with pytest.raises(FederationError, match=r"compression\.up is topk, but HeteroFL's clients send nothing"):
+        new_federation(1, compression=Compression("topk")).fit(new_method("HeteroFL", assignment="redrawn"), new_data(2, 40))
+
+
+def test_layers_that_do_not_start_from_what_was_received_are_sent_whole() -> None:
+    model = new_method("FedALA").for_client(new_data(1, 40).client(0).info)
+    assert model.shared_names() - model.continued_names() == {"backbone.head.weight", "backbone.head.bias"}
+    assert new_method("FedAMP", start="cloud").for_client(new_data(1, 40).client(0).info).continued_names()
+
+
+@pytest.mark.parametrize("up", UP[1:])
+def test_statistics_of_batch_norm_are_those_without_compression(up: Any) -> None:
+    """A network that does not learn, so that they are all that changes: they move towards a target, and a part that is not sent
+    comes up again by itself.
+    """
+    states = []
+    for compression in (None, Compression(up, share=0.05)):
+        federation = new_federation(4, compression=compression)
+        federation.fit(FedAvg(NoisyNet, CLASSES, optimizer=partial(torch.optim.SGD, lr=0.0)), new_data(3, 120))
+        states.append(federation.run.server.state)
+    assert same(*states)
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedDF", "FedKD"])
+def test_no_variance_is_rounded_either_way(name: str) -> None:
+    engine = Recording()
+    networks = [Net, NoisyNet] if name == "FedDF" else NoisyNet
+    federation = new_federation(2, engine=engine, compression=Compression("int8", "int8"))
+    federation.fit(new_method(name, backbone=networks), data_for(name, num_clients=2, size=60))
+    for turn, update in engine.fits():
+        for state in (turn.broadcast.state, update.state):
+            statistics = [key for key in state if key.endswith("running_var")]
+            assert bool(statistics) == (name != "FedDF" or turn.client.id == 1)
+            assert not any(key.startswith((INT8, SCALE)) for key in statistics)
+
+
+def test_an_unseen_client_trains_from_what_it_would_receive() -> None:
+    engine = Recording()
+    federation = new_federation(1, engine=engine, unseen=[2], participation=1.0, compression=Compression(down="int8"))
+    federation.fit(FedAvg(Net, CLASSES, momentum), new_data(3, 100))
+    [turn] = [turn for turn in engine.turns if turn.verb == "personalize"]
+    expanded = Compression(down="int8").expand_broadcast(turn.broadcast.state)
+    now = federation.run.server.state
+    assert expanded.keys() == now.keys() != turn.broadcast.state.keys()
+    assert all(torch.allclose(expanded[name], now[name], atol=0.02) and not torch.equal(expanded[name], now[name]) for name in now)
 
 
 def test_a_broadcast_is_expanded_to_what_was_rounded() -> None:
     state, scheme = {"w": numbers(3, 3), "n": torch.tensor(1)}, Compression(down="bf16")
-    found = scheme.expand_broadcast(scheme.compress_broadcast(Broadcast(state).state))
+    found = scheme.expand_broadcast(scheme.compress_broadcast(Broadcast(state).state, ()))
     assert torch.equal(found["w"], state["w"].bfloat16().float())
     assert torch.equal(found["n"], state["n"])
 
