@@ -1,5 +1,6 @@
 """What a table says, and how it is written."""
 
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -68,6 +69,14 @@ def test_of_one_seed_nothing_is_said_to_be_better() -> None:
     assert not any(entry.bold for row in layout.rows for entry in row)
     assert rows_of(layout)["FedAvg"]["last, minus Standalone"].text == "+60.00"
     assert layout.notes[0] == "after/test_accuracy/mean: seed 0 alone."
+
+
+def test_runs_without_a_number_are_counted(sweep: Path) -> None:
+    path = sweep / "FedAvg/seed_2/version_0/metrics.csv"
+    pd.read_csv(path).assign(**{"after/test_accuracy/mean": math.nan}).to_csv(path, index=False)
+    row = rows_of(tables(load_runs(sweep))[0])["FedAvg"]
+    assert row["last round (%)"] == Entry("81.00 ± 1.41 (2 of 3)", bold=True)
+    assert row["last, minus Standalone"] == Entry("+30.50 ± 6.35", note="Over the 2 of 3 seeds for which no run is missing.")
 
 
 def test_cost_to_a_target_is_a_median_over_those_who_reached_it(sweep: Path) -> None:
