@@ -30,6 +30,13 @@ def stage_of(metric: str) -> str:
     return metric.partition("/")[0]
 
 
+def kind_of(metric: str) -> tuple[str, str]:
+    """What a column measures, by which methods can be compared: its stage and its measure. For a method that adapts a model before it
+    is measured, the measure of the adapted model.
+    """
+    return stage_of(metric), measure_of(metric).removeprefix("adapted_")
+
+
 def in_percent(metric: str) -> bool:
     """Whether a column is an accuracy."""
     return measure_of(metric).endswith("accuracy")
