@@ -31,8 +31,8 @@ def stage_of(metric: str) -> str:
 
 
 def kind_of(metric: str) -> tuple[str, str]:
-    """Stage and measure of a column; only equal ones are compared. ``adapted_accuracy``, of a model that a client adapts before it is
-    measured, is an accuracy.
+    """Stage and measure of a column; only equal ones are compared. ``adapted_accuracy``, of a model that a client adapts before it
+    is measured, is an accuracy.
     """
     return stage_of(metric), measure_of(metric).removeprefix("adapted_")
 
