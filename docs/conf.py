@@ -4,6 +4,8 @@ import atexit
 import os
 import re
 import shutil
+import socket
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -68,7 +70,8 @@ copybutton_exclude = ".linenos, .gp, .go"
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath", "html_image"]
 myst_heading_anchors = 4
 
-# Notebooks are text, and are run whenever the site is built: in a temporary folder, with the configurations of this checkout.
+# Notebooks are text, and are run whenever the site is built: in a temporary folder, with the configurations of this checkout. Their
+# commands are forks of one process, since importing torch for each of them takes longer than all that they do.
 nb_execution_mode = "force"
 nb_execution_in_temp = True
 nb_execution_raise_on_error = True
@@ -78,6 +81,15 @@ kernel = Path(tempfile.mkdtemp(prefix="lightning_fed_kernel_"))
 atexit.register(shutil.rmtree, kernel, ignore_errors=True)
 (kernel / "profile_default" / "startup").mkdir(parents=True)
 shutil.copy(DOCS / "kernel.py", kernel / "profile_default" / "startup" / "00-site.py")
+(kernel / "bin").mkdir()
+(kernel / "bin" / "lightning-fed").symlink_to(DOCS / "commands.py")
+os.environ["PATH"] = f"{kernel / 'bin'}{os.pathsep}{os.environ['PATH']}"
+os.environ["LIGHTNING_FED_COMMANDS"] = str(kernel / "commands")
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+    listener.bind(os.environ["LIGHTNING_FED_COMMANDS"])
+    listener.listen()  # commands wait from now on
+    process = subprocess.Popen([sys.executable, DOCS / "commands.py", str(listener.fileno())], pass_fds=[listener.fileno()])
+atexit.register(process.kill)
 os.environ["IPYTHONDIR"] = str(kernel)
 os.environ["LIGHTNING_FED_CHECKOUT"] = str(DOCS.parent)
 os.environ["OMP_NUM_THREADS"] = "1"
