@@ -23,7 +23,7 @@ OF_THE_CORE = {
     "an interrupted run continues as if nothing had happened",
     "another order memory and measuring change nothing",
     "another seed gives other numbers",
-    "steps cost as much on the meta device",
+    "steps cost as much without values",
     "the last checkpoint is measured as the run was",
     "who never took part has nothing stored",
 }

@@ -3,14 +3,15 @@
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fed.core.module import FederatedModule
@@ -35,8 +36,8 @@ class FlopMeter(L.Callback):
     """Counts the FLOPs of training steps, forward and backward.
 
     Each kind of step (architecture, phase, batch shapes) is counted once, on a copy of the module; training only records which
-    kinds of steps it made. The copy of a large module is on the meta device, which computes shapes but no values; small modules
-    and those that read tensor values have ordinary copies. The optimizer's own arithmetic and evaluation are not counted.
+    kinds of steps it made. The copy of a large module has fake tensors, which have shapes but no values and take no memory; small
+    modules and those that read tensor values have ordinary copies. The optimizer's own arithmetic and evaluation are not counted.
 
     Args:
         small: number of parameters up to which a network is small. None: :data:`SMALL`.
@@ -80,27 +81,39 @@ class FlopMeter(L.Callback):
 
 
 def countable_on_meta(module: FederatedModule) -> bool:
-    """Whether a step can be counted on the meta device: not if the method or its network may read values (attention masks)."""
-    return module.flops_on_meta and not any(isinstance(layer, Wrapped | Transformer) for layer in module.modules())
+    """Whether a step can be counted without values: not if the method or a user's network may read them, or if weights are
+    quantised.
+    """
+    quantised = any(not parameter.is_floating_point() for parameter in module.parameters())
+    return module.flops_on_meta and not quantised and not any(isinstance(layer, Wrapped) for layer in module.modules())
 
 
 def _shapes(batch: Any) -> tuple[Any, ...]:
     """The shapes of a batch's tensors, on which its cost depends."""
-    return tuple(tuple(leaf.shape) for leaf in torch.utils._pytree.tree_leaves(batch) if isinstance(leaf, Tensor))
+    return tuple(tuple(leaf.shape) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
 
 
 def _count(module: FederatedModule, batch: Any, step: Callable[[FederatedModule, Any], Any], most: float) -> int:
     """FLOPs of one step."""
     small = sum(parameter.numel() for parameter in module.parameters()) <= most
-    on_meta = countable_on_meta(module)
-    if on_meta and not small:
-        copied, batch = _meta_copy(module), move_data_to_device(batch, torch.device("meta"))
-    else:
-        copied, batch = _real_copy(module), copy.deepcopy(batch)
-    with isolated(), torch.autograd.set_detect_anomaly(False), _plain_kernels(copied):
-        # Anomaly detection reads tensor values, which the meta device does not have.
-        if on_meta or small:
-            step(copied, batch)  # computes what is cached once per phase, which no step counts
+    without_values = countable_on_meta(module)
+    # A first step computes what is cached once per phase, which no step counts. With large transformers it would take seconds.
+    warm = small or (without_values and not any(isinstance(layer, Transformer) for layer in module.modules()))
+    if without_values and not small:
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        try:
+            return _counted(_fake_copy(module, fake), tree_map_only(Tensor, fake.from_tensor, batch), step, warm, fake)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            pass  # the network reads values, as mixtures of experts do
+    return _counted(_real_copy(module), copy.deepcopy(batch), step, warm, nullcontext())
+
+
+def _counted(copied: FederatedModule, batch: Any, step: Callable[[FederatedModule, Any], Any], warm: bool, mode: Any) -> int:
+    """FLOPs of a step of a copy, after a first one if it is to be warm."""
+    with isolated(), torch.autograd.set_detect_anomaly(False), _plain_kernels(copied), mode:
+        # Anomaly detection reads tensor values, which fake tensors do not have.
+        if warm:
+            step(copied, batch)
         with FlopCounterMode(display=False) as counter:
             step(copied, batch)
     return counter.get_total_flops()
@@ -109,11 +122,12 @@ def _count(module: FederatedModule, batch: Any, step: Callable[[FederatedModule,
 @contextmanager
 def _plain_kernels(module: nn.Module) -> Iterator[None]:
     """A context in which torch avoids fused kernels, of which its counter counts nothing: attention, a Transformer layer in
-    inference, an LSTM. Language models compute outputs for all tokens.
+    inference, an LSTM, a mixture of experts. Language models compute outputs for all tokens.
     """
     for layer in module.modules():
         if isinstance(layer, Transformer):
             layer.counts_flops = True
+            layer.network.set_experts_implementation("eager")
     backends: Any = torch.backends  # its type hints say that these flags are read-only
     before = backends.mha.get_fastpath_enabled(), backends.mkldnn.enabled, backends.cudnn.enabled
     try:
@@ -134,6 +148,7 @@ def _train(copied: FederatedModule, batch: Any) -> None:
         phases += [*copied.server_phases(), *copied.public_phases()]
     copied.phase = {phase.name: phase for phase in phases}[copied.phase.name]
     copied.manual_backward = _backward  # type: ignore[method-assign]
+    copied.loss_terms = _one_term  # type: ignore[method-assign]
     copied.compute_gradients(batch)
 
 
@@ -141,17 +156,18 @@ def _backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
     loss.backward(*args, **kwargs)
 
 
-def _meta_copy(module: FederatedModule) -> FederatedModule:
-    """A copy of the module in its phase, with tensors on the meta device.
+def _one_term(batch: Any) -> int:
+    """Instead of the number of learned tokens, a value. It only scales losses."""
+    return 1
+
+
+def _fake_copy(module: FederatedModule, fake: FakeTensorMode) -> FederatedModule:
+    """A copy of the module in its phase, with fake tensors.
 
     Each count gets its own copy, so that values that a network caches between steps do not make costs depend on the turn order.
     """
-    memo: dict[int, Any] = {}
-    for parameter in module.parameters():
-        memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
-    for tensor in [*module.buffers(), *(value for value in vars(module).values() if isinstance(value, Tensor))]:
-        memo[id(tensor)] = torch.empty_like(tensor, device="meta")
-    return _copy(module, memo).to("meta")  # moves its own record of its device, too
+    own = (value for value in vars(module).values() if isinstance(value, Tensor))
+    return _copy(module, {id(tensor): fake.from_tensor(tensor) for tensor in [*module.parameters(), *module.buffers(), *own]})
 
 
 def _real_copy(module: FederatedModule) -> FederatedModule:

@@ -101,7 +101,7 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
     """Why the method's networks take no ``adapters``, as the rest of a sentence. Empty: they take them."""
 
     flops_on_meta = True
-    """Whether a step can be counted on the meta device; False if a network reads tensor values (attention masks)."""
+    """Whether a step can be counted on tensors without values; False if the method reads values."""
 
     centralized = False
     """Whether the method trains on the pooled data of all clients, as if one client held them, instead of on a cohort's."""

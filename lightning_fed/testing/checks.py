@@ -347,13 +347,13 @@ class ServerStates(FederationCallback):
         self.states.append({name: tensor.clone() for name, tensor in run.server.state_dict().items()})
 
 
-def steps_cost_as_much_on_the_meta_device(subject: Subject, folder: Path) -> None:
-    """The FLOPs of large networks are counted there. A method that reads tensor values must set ``flops_on_meta = False``."""
+def steps_cost_as_much_without_values(subject: Subject, folder: Path) -> None:
+    """The FLOPs of large networks are counted so. A method that reads tensor values must set ``flops_on_meta = False``."""
     if subject.make().flops_on_meta:
         data, engines = subject.data(num_clients=2, size=40), (Counting(small=0), Counting(small=math.inf))
         costs = [new_federation(1, engine=engine).fit(subject.make(), data)[0]["compute/flops"] for engine in engines]
         assert costs[0] == costs[1], (
-            f"A round costs {costs[0]:.0f} FLOPs on the meta device and {costs[1]:.0f} with numbers: say flops_on_meta = False."
+            f"A round costs {costs[0]:.0f} FLOPs without values and {costs[1]:.0f} with them: say flops_on_meta = False."
         )
 
 
@@ -421,7 +421,7 @@ CHECKS = (
     a_robust_rule_combines_what_is_sent_or_is_refused,
     a_clients_share_is_bounded_or_privacy_is_refused,
     an_examples_share_is_bounded_or_privacy_is_refused,
-    steps_cost_as_much_on_the_meta_device,
+    steps_cost_as_much_without_values,
     an_interrupted_run_continues_as_if_nothing_had_happened,
     the_last_checkpoint_is_measured_as_the_run_was,
     a_clients_module_predicts_what_was_measured,

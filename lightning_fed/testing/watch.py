@@ -55,7 +55,7 @@ class Recording(InProcess):
 
 
 class Counting(InProcess):
-    """Counts the FLOPs of networks with values; those with more parameters than ``small`` are counted on the meta device."""
+    """Counts the FLOPs of networks with more parameters than ``small`` without values, and those of others with values."""
 
     def __init__(self, small: float) -> None:
         super().__init__()

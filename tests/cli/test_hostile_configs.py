@@ -114,7 +114,7 @@ def test_callbacks_that_a_quiet_trainer_cannot_have(name: str) -> None:
 
 
 def test_what_works_works() -> None:
-    """Steps of a large network are counted on the meta device, which has no numbers that could be anomalous."""
+    """Steps of a large network are counted without values, which could be anomalous."""
     options = ["max_time=00:00:10:00", "detect_anomaly=true", "precision=bf16-mixed", "inference_mode=false"]
     large = f"{M}backbone.init_args.hidden=[1000, 200]"
     check_start("it", ["fit", "--config", "config.yaml", large, *(f"--trainer.{option}" for option in options)])

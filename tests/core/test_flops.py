@@ -15,10 +15,10 @@ from lightning_fed.methods import FedAvg, PFedLoRA
 from lightning_fed.models import CNN1, Backbone, TextTransformer
 
 
-@pytest.fixture(autouse=True, params=["on the meta device", "on a copy"])
+@pytest.fixture(autouse=True, params=["without values", "on a copy"])
 def counted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """All as if networks were large, and as they are."""
-    if request.param == "on the meta device":
+    if request.param == "without values":
         monkeypatch.setattr("lightning_fed.core.flops.SMALL", 0)
 
 
@@ -86,7 +86,7 @@ def test_participants_add_up() -> None:
 
 @pytest.mark.filterwarnings("ignore:Attribute 'body' is an instance of `nn.Module`")  # here, sharing it is meant
 def test_counting_leaves_a_given_network_alone() -> None:
-    """A network that __init__ was given is shared by all clients; the meta device must not take it."""
+    """A network that __init__ was given is shared by all clients; counting must not take it."""
 
     class Pretrained(FederatedModule):
         def __init__(self, body: nn.Module) -> None:

@@ -1,5 +1,6 @@
 """Causal language models of any size: what they compute of a batch, how they are loaded, and when they generate."""
 
+import math
 import re
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,8 @@ from tiny import new_federation, new_trainer
 from tiny_chats import MARKED, TINY_MODELS, chats, save_chat_tokenizer, write_lines
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lightning_fed.core import flops
+from lightning_fed.core.flops import _count, _train
 from lightning_fed.data import Instructions
 from lightning_fed.engines import Processes
 from lightning_fed.errors import FederationError
@@ -63,6 +66,35 @@ def test_checkpointing_computes_the_same_gradients(tmp_path: Path) -> None:
         gradients.append({name: p.grad for name, p in module.named_parameters() if p.grad is not None})
     assert gradients[0].keys() == gradients[1].keys()
     assert all(torch.equal(gradient, gradients[1][name]) for name, gradient in gradients[0].items())
+
+
+@pytest.mark.parametrize("options", [{"padding": "left"}, {"packing": True}, {"accumulate": 2}], ids=str)
+def test_flops_are_counted_without_values_and_with_them_alike(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = dict(options)
+    model = HOMLoRA(tiny, 1, r=2, accumulate=options.pop("accumulate", 1))
+    model.configure_model()
+    model.phase = model.phases()[0]
+    batches = [batch for batch, _ in zip(new_data(tmp_path, **options).client(0).train_dataloader(), range(2), strict=False)]
+    step = batches * 2 if model.accumulate > 1 else batches[0]
+    with_values = _count(model, step, _train, math.inf)
+    monkeypatch.setattr(flops, "_real_copy", None)
+    assert _count(model, step, _train, 0) == with_values > 0
+
+
+def test_flops_of_a_mixture_are_those_of_the_experts_that_a_token_has() -> None:
+    """They are chosen by values, and computed by a fused kernel."""
+    costs, (width, inner, layers) = [], (16, 24, 2)
+    sizes = {"vocab_size": 8, "hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers}
+    mixture = {"model_type": "mixtral", "num_local_experts": 4, "num_attention_heads": 2, "num_key_value_heads": 2} | sizes
+    inputs = {"input_ids": torch.arange(8).view(2, 4), "attention_mask": torch.ones(2, 4).long()}
+    for chosen in (1, 2):
+        model = FedAvg(partial(CausalLM, config=mixture | {"num_experts_per_tok": chosen}), 1)
+        model.configure_model()
+        model.phase = model.phases()[0]
+        costs.append(_count(model, (inputs, torch.arange(8).view(2, 4)), _train, 0))
+    assert costs[1] - costs[0] == 3 * layers * (2 * 8 * 3 * width * inner)  # of three matrices, forward and twice backward
 
 
 def test_weights_of_half_precision_train_adapters_of_single_precision(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Language models: what they predict, how that is measured, and that every LoRA method trains one."""
 
+import math
 import re
 import warnings
 from functools import partial
@@ -18,7 +19,7 @@ from torch.nn.functional import cross_entropy
 import lightning_fed.methods
 from lightning_fed.cli.dry_run import read
 from lightning_fed.core import FineTuning
-from lightning_fed.core.flops import countable_on_meta
+from lightning_fed.core.flops import _count, _train
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import E2E
 from lightning_fed.data.batches import EXAMPLE
@@ -243,7 +244,9 @@ def test_whatever_the_method_a_token_is_to_predict_the_one_that_follows(name: st
     torch.testing.assert_close(FederatedModule.client_loss(bare.eval(), batch), expected)
     module.update_metrics(module.test_metrics, batch)
     torch.testing.assert_close(module.test_metrics.compute(), {"test/perplexity": expected.exp()})
-    assert not countable_on_meta(module)  # such networks look at masks
+    module.phase = module.phases()[0]
+    costs = [_count(module, batch, _train, small) for small in (0, math.inf)]
+    assert costs[0] == costs[1] > 0  # without values, and with them
 
 
 def test_the_command_line_takes_one_where_a_whole_network_is_trained(tmp_path: Path) -> None:
