@@ -17,6 +17,14 @@ OTHERS = (".json", ".jsonl", ".parquet", ".arrow")
 GZIP = b"\x1f\x8b"
 """First bytes of a gzip file."""
 
+COMPRESSED = ".gz"
+"""Suffix of a gzip file."""
+
+
+def unpacked(file: Path) -> Path:
+    """The path without the suffix of a gzip file: the name says what is in it."""
+    return file.with_suffix("") if file.suffix.lower() == COMPRESSED else file
+
 
 def csv_rows(path: Path, **options: Any) -> Iterator[tuple[int, list[str]]]:
     """The non-empty lines of a CSV file with their numbers, from 1, including the header.
@@ -28,7 +36,10 @@ def csv_rows(path: Path, **options: Any) -> Iterator[tuple[int, list[str]]]:
     Raises:
         FederationError: if the file is not UTF-8 text or not CSV.
     """
-    require(path.suffix.lower() not in OTHERS, f"{path} is not CSV, by its name: HFDataset reads such files (--data HFDataset).")
+    require(
+        unpacked(path).suffix.lower() not in OTHERS,
+        f"{path} is not CSV, by its name: HFDataset reads such files (--data HFDataset).",
+    )
     limit, line = csv.field_size_limit(LONGEST_FIELD), 1
     try:
         with path.open("rb") as start:

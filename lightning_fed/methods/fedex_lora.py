@@ -25,8 +25,7 @@ class FedExLoRA(ExactLoRA):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """A server that averages and keeps the errors of the means."""
-        combine = MeanAndError(self.matrices)
-        return ExactServer(self.shared_state(), self.matrices, self.rank_of(clients), self.weighting, combine)
+        return ExactServer(self, clients, MeanAndError(self.matrices))
 
 
 @dataclass(frozen=True)

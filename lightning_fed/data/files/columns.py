@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fed.data.hub import optional
-from lightning_fed.data.lines import refuse_doubles
+from lightning_fed.data.lines import refuse_doubles, unpacked
 from lightning_fed.errors import FederationError, one_line, require
 
 PARQUET = ".parquet"
 
-ENDINGS = (".csv", ".tsv", PARQUET)
+ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", PARQUET)
 """Suffixes of the files that are read here."""
 
 FILE = "file"
@@ -65,6 +65,7 @@ def place_of(row: int, files: list[Path], lines: Callable[[Path], Lines]) -> str
 
 def names_of(files: Sequence[Path], sets: Sequence[str] | None = None) -> list[str]:
     """The name of each file, see :data:`FILE`."""
+    files = [*map(unpacked, files)]
     known = list(zip(sets or [""] * len(files), (file.stem for file in files), strict=True))
     root = os.path.commonpath([file.parent for file in files])
     return [

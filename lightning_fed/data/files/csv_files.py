@@ -22,7 +22,7 @@ from lightning_fed.data.files.columns import (
     read_columns,
 )
 from lightning_fed.data.files.table import Table, TableData, sets_of
-from lightning_fed.data.lines import csv_table
+from lightning_fed.data.lines import csv_table, unpacked
 from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.tabular.scaled import ScaledColumns
 from lightning_fed.errors import FederationError, require
@@ -38,12 +38,13 @@ class CSVFiles(ScaledColumns, TableData):
     client.
 
     Args:
-        path: a file, or a folder with ``.csv`` or ``.tsv`` files, in UTF-8, or ``.parquet`` files.
+        path: a file, or a folder with ``.csv`` or ``.tsv`` files, in UTF-8, compressed by gzip (``.csv.gz``) or not, or
+            ``.parquet`` files.
         target: column to predict; several columns with ``regression``; with ``survival`` two: whether there was an event (0 or 1),
             and the time of the event or of censoring.
         input: columns to use. None: all that have no other use.
         test_path: an official test set, in the same form.
-        delimiter: delimiter of columns. None: a tab in ``.tsv`` files, else a comma.
+        delimiter: delimiter of columns. None: a tab in ``.tsv`` files, compressed or not, else a comma.
         categorical: names of the categorical columns (one-hot encoded, in place of the column), or the ordered categories of each,
             for when not every client has all of them. Otherwise categories are sorted, numerically if all are numbers.
         columns: names of the columns, for files without a header.
@@ -168,7 +169,8 @@ class CSVFiles(ScaledColumns, TableData):
     def _lines(self, file: Path) -> Lines:
         if file.suffix.lower() == PARQUET:
             return parquet_table(file)
-        return csv_table(file, header=self.columns, delimiter=self.delimiter or ("\t" if file.suffix.lower() == ".tsv" else ","))
+        usual = "\t" if unpacked(file).suffix.lower() == ".tsv" else ","
+        return csv_table(file, header=self.columns, delimiter=self.delimiter or usual)
 
     def column_title(self, place: int) -> str:
         return self.titles[place]

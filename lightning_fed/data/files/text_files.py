@@ -19,7 +19,8 @@ class TextFiles(TableData):
     Files have a header. ``.tsv`` files have tabs and no quotation, others commas and quotation.
 
     Args:
-        path: a file, or a folder with ``.csv`` or ``.tsv`` files, in UTF-8, or ``.parquet`` files.
+        path: a file, or a folder with ``.csv`` or ``.tsv`` files, in UTF-8, compressed by gzip (``.csv.gz``) or not, or
+            ``.parquet`` files.
         tokenizer: folder or name on the Hugging Face hub, of a tokenizer or the model that it belongs to.
         input: column of the texts, or two columns.
         target: column of the classes.

@@ -219,25 +219,16 @@ class ExactServer(Server):
     """Keeps the adapter of the largest rank, the head, and the changes of the frozen matrices.
 
     Args:
-        state: the adapter and the head before the first round.
-        matrices: the adapted matrices.
-        ranks: of the clients, by id.
-        weighting: how updates are weighted.
+        method: the method, built.
+        clients: all clients.
         combine: merges updates.
     """
 
-    def __init__(
-        self,
-        state: State,
-        matrices: Matrices,
-        ranks: Mapping[int, int],
-        weighting: Literal["examples", "uniform"],
-        combine: Combine,
-    ) -> None:
-        super().__init__(state, weighting, holds_model=True, combine=combine)
-        self.matrices = matrices
-        self.ranks = ranks
-        self.like = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}  # what clients train
+    def __init__(self, method: ExactLoRA, clients: Sequence[ClientInfo], combine: Combine) -> None:
+        super().__init__(method.shared_state(), method.weighting, holds_model=True, combine=combine)
+        self.matrices = method.matrices
+        self.ranks = method.rank_of(clients)
+        self.like = {name: torch.empty_like(tensor, device="meta") for name, tensor in self.state.items()}  # what clients train
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """The client's ranks of the adapter, and all changes so far, also for a client that joins late."""
