@@ -199,8 +199,8 @@ def spell_formulas(app: object, pagename: str, templatename: str, context: dict[
 
 
 def titles_first(app: object, pagename: str, templatename: str, context: dict[str, object], doctree: object) -> None:
-    """Before furo asks for the site's titles, for each page: Sphinx would copy all sections and all public names first, and then drop
-    them. That was nine tenths of the time that writing takes.
+    """Before furo asks for the site's titles, for each page: Sphinx would first copy all sections and all public names, and then
+    drop them. That was nine tenths of the time that writing takes.
     """
     of_site = context["toctree"]
 
