@@ -34,7 +34,7 @@ def csv_rows(path: Path, **options: Any) -> Iterator[tuple[int, list[str]]]:
         **options: options of ``csv.reader``.
 
     Raises:
-        FederationError: if the file is not UTF-8 text or not CSV.
+        FederationError: if the file is not UTF-8 text or not CSV: a quotation that never ends would hold all lines below it.
     """
     require(
         unpacked(path).suffix.lower() not in OTHERS,
@@ -45,7 +45,9 @@ def csv_rows(path: Path, **options: Any) -> Iterator[tuple[int, list[str]]]:
         with path.open("rb") as start:
             is_packed = start.read(2) == GZIP
         with gzip.open(path, "rb") if is_packed else path.open("rb") as file:
-            reader = csv.reader((text.decode("utf-8-sig" if n == 0 else "utf-8") for n, text in enumerate(file)), **options)
+            reader = csv.reader(
+                (text.decode("utf-8-sig" if n == 0 else "utf-8") for n, text in enumerate(file)), strict=True, **options
+            )
             for fields in reader:
                 line = reader.line_num
                 if fields:
@@ -55,7 +57,9 @@ def csv_rows(path: Path, **options: Any) -> Iterator[tuple[int, list[str]]]:
         byte = f"{error.object[error.start]:#04x}"
         raise FederationError(f"{path}, line {line}, is not text in UTF-8 (byte {byte}): save it as UTF-8.") from error
     except csv.Error as error:
-        raise FederationError(f"{path}, line {line}, cannot be read ({error}): correct it.") from error
+        raise FederationError(
+            f"{path}, line {line}, cannot be read ({error}): close every quotation mark, and double those within."
+        ) from error
     except (OSError, EOFError) as error:
         raise FederationError(f"{path} cannot be read ({error}).") from error
     finally:
