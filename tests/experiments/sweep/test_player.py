@@ -11,6 +11,8 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from rich.console import Console
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep import folder as folders
 from lightning_fed.experiments.sweep import forks, processes
-from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
+from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord, write_whole
 from lightning_fed.experiments.sweep.forks import ForkServer
 from lightning_fed.experiments.sweep.plan import Cell
 from lightning_fed.experiments.sweep.player import CellJob, play, time_left, write_cells
@@ -102,13 +104,13 @@ def job(seed: int, behaviour: str = "works") -> CellJob:
     return CellJob(Cell("A", "", seed, {}), folder, [str(folder.path), behaviour], 1, 3)
 
 
-def played(jobs: list[CellJob], workers: int = 1, start: Start = OWN) -> list[dict[str, str]]:
+def played(jobs: list[CellJob], workers: int = 1, start: Start = OWN, wait: bool = False) -> list[dict[str, str]]:
     """Play, and what ``cells.csv`` then says."""
     Path("sweep").mkdir(exist_ok=True)
     table = Path("sweep/cells.csv")
     progress = SweepProgress(len(jobs), len(jobs), Console())
     with preemption() as preempted:
-        play(jobs, workers, FACTS, progress, partial(write_cells, table, jobs), start, preempted)
+        play(jobs, workers, FACTS, progress, partial(write_cells, table, jobs), start, preempted, wait)
     return cells()
 
 
@@ -176,6 +178,24 @@ def test_a_cell_that_somebody_else_plays_is_passed_over(capsys: pytest.CaptureFi
     assert "A/seed_0: is being run by another sweep" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("left", "tries"), [("interrupted", 1), ("finished", 0), ("failed", 0)])
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_cell_that_somebody_else_has_left_is_played_at_the_end(left: str, tries: int, wait: bool) -> None:
+    jobs = [job(0), job(1, "works" if wait else "waits")]
+    with ExitStack() as held:
+        held.enter_context(jobs[0].folder.locked())
+        jobs[0].folder.record(FACTS)
+
+        def leave() -> None:
+            jobs[0].folder.record(replace(FACTS, status=left))
+            held.close()
+            (jobs[1].folder.path / "go").touch()
+
+        when(lambda: jobs[1].folder.status == "finished" if wait else says(jobs[1], "waiting"), leave)
+        assert [row["status"] for row in played(jobs, wait=wait)] == ["finished" if tries else left, "finished"]
+    assert [len(calls(job)) for job in jobs] == [tries, 1]
+
+
 def test_a_cell_whose_status_is_asked_for_is_free() -> None:
     """Another sweep on the folder asks for it whenever it writes its table."""
     folder = CellFolder(Path("cell").absolute())
@@ -199,6 +219,15 @@ def test_a_cell_whose_status_is_asked_for_is_free() -> None:
     with folder.locked():
         assert folder.status == "playing"
     assert folder.status == "interrupted"
+
+
+def test_whoever_asks_for_a_status_writes_nothing() -> None:
+    folder = CellFolder(Path("cell"))
+    assert folder.status == "waiting"
+    folder.path.mkdir()
+    folder.record(FACTS)
+    assert folder.status == "interrupted"
+    assert [path.name for path in folder.path.iterdir()] == ["cell.json"]
 
 
 def test_a_run_holds_its_cell_when_its_sweep_is_gone() -> None:
@@ -297,6 +326,25 @@ def test_a_folder_that_cannot_be_locked_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(folders, "taken", taken)
     with pytest.raises(FederationError, match="A/seed_0 cannot be locked \\(No locks available\\), so two could play it"):
         played([job(0)])
+
+
+def test_a_full_disk_ends_all_runs_and_releases_their_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> None:
+        if Path("full").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_whole(path, text)
+
+    monkeypatch.setattr(folders, "write_whole", full)
+    jobs = [job(0, "waits"), job(1, "waits"), job(2, "waits")]
+    when(lambda: all(says(job, "waiting") for job in jobs), lambda: (Path("full").touch(), (jobs[0].folder.path / "go").touch()))
+    with pytest.raises(OSError, match="No space left"):
+        played(jobs, 3)
+    for one in jobs:
+        (one.folder.path / "go").touch()
+        with one.folder.locked() as lock:
+            assert lock is not None
+    Path("full").unlink()
+    assert [row["status"] for row in played(jobs)] == ["finished"] * 3
 
 
 def test_two_sweeps_on_one_folder_share_the_cells() -> None:
