@@ -221,6 +221,15 @@ def test_a_cell_whose_status_is_asked_for_is_free() -> None:
     assert folder.status == "interrupted"
 
 
+def test_whoever_asks_for_a_status_writes_nothing() -> None:
+    folder = CellFolder(Path("cell"))
+    assert folder.status == "waiting"
+    folder.path.mkdir()
+    folder.record(FACTS)
+    assert folder.status == "interrupted"
+    assert [path.name for path in folder.path.iterdir()] == ["cell.json"]
+
+
 def test_a_run_holds_its_cell_when_its_sweep_is_gone() -> None:
     folder = CellFolder(Path("cell").absolute())
     with folder.locked() as lock:
