@@ -113,6 +113,11 @@ class Comparison:
         return sorted(map(int, self.runs["seed"].unique()))
 
     @property
+    def same_clients(self) -> bool:
+        """Whether all partitions have the clients of the data, divided into training and test examples in other ways."""
+        return "natural_clients" in self.runs and bool(self.runs["natural_clients"].all())
+
+    @property
     def crossed(self) -> bool:
         """Whether partitions have their own seeds; otherwise each seed determines the partition and everything else."""
         return not self.runs["partition"].equals(self.runs["seed"])

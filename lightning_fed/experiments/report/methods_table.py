@@ -128,8 +128,14 @@ def _notes(comparison: Comparison, apart: Mapping[str, Estimate], theirs: Iterab
         notes.append("At equal cost: each run at the largest cost that every run of the setting reached.")
     if apart and len(runs) > len(comparison.methods):
         notes += [_paired(comparison), *_corrected(apart), "Bold: the best mean of a column and what is not separated from it."]
+    equal = dict.fromkeys(runs["equal_partitions"]) if "equal_partitions" in runs else ()
+    notes += [f"Partitions {seeds} count as one: the partition's seed changes nothing in these data." for seeds in equal if seeds]
     if len(comparison.partitions) == 1:
         notes.append(f"All runs use partition {comparison.partitions[0]}; the results say nothing about other partitions.")
+    made_with = [set(said.split(", ")) for said in dict.fromkeys(runs["made_with"]) if said] if "made_with" in runs else []
+    if len(made_with) > 1:
+        differing = sorted(set.union(*made_with) - set.intersection(*made_with))
+        notes.append(f"The runs were not made with the same versions: {', '.join(differing)}.")
     if len(set(comparison.metrics.values())) == 1 and "monitor" in runs:
         others_monitored = runs[(runs["monitor"] != usual) & (runs["monitor"].fillna("") != "")]
         for monitor, group in others_monitored.groupby("monitor", sort=False):
@@ -148,13 +154,16 @@ def _over(comparison: Comparison) -> str:
 
 def _paired(comparison: Comparison) -> str:
     """How differences are computed."""
-    how = "by seed, with Student's 95 % interval, valid for a new partition"
+    other, others = "a new partition", "new partitions"
+    if comparison.same_clients:
+        other, others = "a new split of the same clients' data", "new splits of the same clients' data"
+    how = f"by seed, with Student's 95 % interval, valid for {other}"
     if len(comparison.partitions) == 1:
         how = "by training seed, with Student's 95 % interval, valid for this partition"
     elif comparison.crossed and len(comparison.seeds) == 1:
-        how = "by partition, with Student's 95 % interval, valid for a new partition with this training seed"
+        how = f"by partition, with Student's 95 % interval, valid for {other} with this training seed"
     elif comparison.crossed:
-        how = "by partition and training seed, with a 95 % interval valid for new partitions and training seeds"
+        how = f"by partition and training seed, with a 95 % interval valid for {others} and training seeds"
     return f"Differences are paired {how}; not separated: 0 lies inside."
 
 

@@ -1,5 +1,6 @@
 """What a table says, and how it is written."""
 
+import json
 import math
 from pathlib import Path
 
@@ -77,6 +78,15 @@ def test_runs_without_a_number_are_counted(sweep: Path) -> None:
     row = rows_of(tables(load_runs(sweep))[0])["FedAvg"]
     assert row["last round (%)"] == Entry("81.00 ± 1.41 (2 of 3)", bold=True)
     assert row["last, minus Standalone"] == Entry("+30.50 ± 6.35", note="Over the 2 of 3 seeds for which no run is missing.")
+
+
+def test_different_versions_are_named(sweep: Path) -> None:
+    for path in sweep.glob("*/seed_*"):
+        (path / "cell.json").write_text(json.dumps({"status": "finished", "versions": "python 3.11, torch 2.9", "commit": "a1"}))
+    assert not any("versions" in note for note in tables(load_runs(sweep))[0].notes)
+    (path / "cell.json").write_text(json.dumps({"status": "finished", "versions": "python 3.11, torch 3.0", "commit": "b2"}))
+    said = "The runs were not made with the same versions: commit a1, commit b2, torch 2.9, torch 3.0."
+    assert said in tables(load_runs(sweep))[0].notes
 
 
 def test_cost_to_a_target_is_a_median_over_those_who_reached_it(sweep: Path) -> None:
