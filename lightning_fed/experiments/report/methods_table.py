@@ -1,7 +1,7 @@
 """The table of methods with their results and costs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import isnan
+from math import isfinite, isnan
 
 import pandas as pd
 
@@ -119,7 +119,7 @@ def _notes(comparison: Comparison, apart: Mapping[str, Estimate], theirs: Iterab
     notes = [f"{what}: {_over(comparison)}."]
     if comparison.options.at == "best":
         notes.append(
-            "Best measured round: the round of each run was chosen by its accuracy on the test data, as in the numbers that it is "
+            "Best measured round: the round of each run was chosen by this metric on the test data, as in the numbers that it is "
             "compared with; so it overestimates what a user would get."
         )
     if "selected" in shown:
@@ -179,7 +179,7 @@ def _corrected(apart: Mapping[str, Estimate]) -> list[str]:
 def _costs(runs: pd.DataFrame) -> dict[str, Callable[[pd.DataFrame], str]]:
     """How each cost is written, by its header."""
     written: dict[str, Callable[[pd.DataFrame], str]] = {
-        "rounds × epochs": lambda group: f"{group['rounds'].iloc[0]} × {group['epochs'].iloc[0] or '?'}",
+        "rounds × epochs": lambda group: f"{_range(group['rounds'])} × {group['epochs'].iloc[0] or '?'}",
         "bytes sent": lambda group: sized(group["bytes"].mean()),
         "training FLOPs": lambda group: rough(group["flops"].mean()),
     }
@@ -193,6 +193,11 @@ def _costs(runs: pd.DataFrame) -> dict[str, Callable[[pd.DataFrame], str]]:
             "FLOPs to target": lambda group: reached(group["target_flops"], rough),
         }
     return written
+
+
+def _range(rounds: pd.Series) -> str:
+    """The number of rounds of the runs, of which some may have ended early."""
+    return "–".join(map(str, dict.fromkeys((rounds.min(), rounds.max()))))
 
 
 def reached(values: pd.Series, write: Callable[[float], str]) -> str:
@@ -209,14 +214,15 @@ def spread(values: pd.Series, digits: int = 2) -> str:
     known = values.dropna()
     if known.empty:
         return "–"
-    said = f"{known.mean():.{digits}f}" + (f" ± {known.std(ddof=1):.{digits}f}" if len(known) > 1 else "")
+    finite = len(known) > 1 and isfinite(known.mean())
+    said = f"{known.mean():.{digits}f}" + (f" ± {known.std(ddof=1):.{digits}f}" if finite else "")
     return said if len(known) == len(values) else f"{said} ({len(known)} of {len(values)})"
 
 
 def difference_text(apart: Estimate, scale: float, digits: int = 2) -> str:
     """A difference, its interval, and whether it is separated from 0."""
     if isnan(apart.mean):
-        return "no seed in common"
+        return "no number" if apart.partitions else "no seed in common"
     said = f"{apart.mean * scale:+.{digits}f}"
     if not isnan(apart.error):
         said += f" ± {apart.half_width * scale:.{digits}f}"

@@ -13,7 +13,17 @@ from lightning_fed.errors import FederationError
 from lightning_fed.experiments.renames import METRICS, hint
 from lightning_fed.experiments.report.files import read_clients, read_crossed, read_rounds
 from lightning_fed.experiments.report.folders import RunFolder, run_folders
-from lightning_fed.experiments.report.views import COSTS, Cost, View, kind_of, lower_is_better, measure_of, measured_in, up_to
+from lightning_fed.experiments.report.views import (
+    COSTS,
+    Cost,
+    View,
+    in_percent,
+    kind_of,
+    lower_is_better,
+    measure_of,
+    measured_in,
+    up_to,
+)
 
 KEY = ("method", "setting", "partition", "seed")
 """Columns that identify the run of a row."""
@@ -71,6 +81,8 @@ def load_runs(
     """
     runs, view = run_folders(folders, vary), View(at)
     metrics = metrics_of(runs, metric)
+    if target is not None and target > 1 and any(map(in_percent, metrics)):
+        raise FederationError(f"target is {target:g}, but accuracies are shares of 1: give {target / 100:g} for {target:g} %.")
     rounds = [read_rounds(run.path) for run in runs]
     table = pd.DataFrame([_row(*of_run, view, target) for of_run in zip(runs, rounds, metrics, strict=True)])
     if equal is not None:

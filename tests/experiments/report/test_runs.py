@@ -12,9 +12,11 @@ from written_runs import add_facts, write_crossed, write_run, write_sweep
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report import load_clients, load_rounds, load_runs, read_runs
+from lightning_fed.experiments.report.methods_table import tables
 from lightning_fed.experiments.report.report import as_csv
 from lightning_fed.experiments.report.runs import work_of
 from lightning_fed.experiments.report.views import COSTS
+from lightning_fed.experiments.sweep.plan import ReportOptions
 
 
 def test_a_row_per_run() -> None:
@@ -254,3 +256,5 @@ def test_who_sends_nothing_has_no_part_in_equal_traffic() -> None:
     cheaper("runs/b/metrics.csv", "traffic/total_bytes", 0)
     runs = load_runs("runs", equal="bytes")
     assert runs[["equal_bytes", "equal_bytes_budget"]].to_numpy().tolist() == [[0.3, 300], [0.7, 300]]
+    [alone] = tables(load_runs("runs/b", equal="bytes"), ReportOptions(equal="bytes"))
+    assert alone.columns[1] == "at equal bytes sent (0 B) (%)"

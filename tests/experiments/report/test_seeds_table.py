@@ -47,6 +47,11 @@ def test_shares_flips_and_power_of_a_difference() -> None:
     )
 
 
+def test_of_equal_methods_none_is_first() -> None:
+    [table] = blocks(write_crossed(Path("sweep"), {"FedAvg": BASE.tolist(), "Standalone": BASE.tolist()}))
+    assert not any("first on" in note for note in table.notes)
+
+
 def test_every_measure_has_its_rows() -> None:
     [table] = blocks(write_crossed(Path("sweep"), CROSSED))
     assert list(table.groups.values()) == ["last round", "best on validation", "worst tenth of clients"]
@@ -107,6 +112,13 @@ def test_a_missing_run_is_said_and_its_partition_left_out() -> None:
     assert entry["last, minus Standalone"].text.startswith("+3.50")  # without the second of them
     assert entry["last, minus Standalone"].note == "Over the 4 partitions × 2 training seeds for which no run is missing."
     assert first_row(blocks(folder)[0])["other order on"] == "1 of 4"
+
+
+def test_power_is_that_of_the_training_seeds_that_are_there() -> None:
+    values = np.array(CROSSED["FedAvg"])
+    values[:4, 1] = math.nan
+    [table] = blocks(write_crossed(Path("sweep"), CROSSED | {"FedAvg": values.tolist()}))
+    assert table.rows[0][-1].note == "With 1 training seed, for which no run is missing."
 
 
 def test_runs_from_the_command_line_pair_by_their_seeds_too() -> None:
