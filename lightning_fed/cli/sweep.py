@@ -11,7 +11,7 @@ import yaml
 from rich.console import Console
 
 from lightning_fed.cli.options import Options, positive, whole
-from lightning_fed.errors import FederationError, print_error
+from lightning_fed.errors import FederationError, error_text, print_error
 from lightning_fed.experiments.configs import SWEEP, found
 from lightning_fed.experiments.sweep.board import BOARD, write_board
 from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord, write_whole
@@ -102,7 +102,7 @@ def play_all(sweep: Sweep, workers: int, console: Console, start: Start, again: 
     if isinstance(start, ForkServer):
         start.prepare()
     tried = [job for job in jobs if job.cell.value]
-    played(sweep, tried, known_cells(sweep, {}), workers, console, start, preempted)
+    played(sweep, tried, known_cells(sweep, {}), workers, console, start, preempted, wait=True)
     if preempted():
         raise Preempted
     best = chosen(trials(sweep, sweep.folder))
@@ -143,6 +143,7 @@ def played(
     console: Console,
     start: Start,
     preempted: Callable[[], bool],
+    wait: bool = False,
 ) -> None:
     """Run some cells.
 
@@ -154,6 +155,7 @@ def played(
         console: where to show progress.
         start: starts their processes.
         preempted: whether the process was asked to stop.
+        wait: wait for those that are running in other processes.
     """
     if not jobs:
         return
@@ -167,14 +169,18 @@ def played(
     progress, drawn = SweepProgress(len(jobs), sum(job.rounds for job in jobs), console), set[str]()
 
     def changed() -> None:
-        write_cells(sweep.folder / "cells.csv", listed)
-        finished = {job.cell.name for job in listed if job.folder.status == "finished"}
-        if finished != drawn:
-            drawn.update(finished)
-            compared = {cell.name for cell in sweep.cells_with(chosen(trials(sweep, sweep.folder)))}  # without other trials
-            write_board(sweep.folder, [(job.cell, job.folder) for job in listed if job.cell.name in finished & compared])
+        try:
+            write_cells(sweep.folder / "cells.csv", listed)
+            finished = {job.cell.name for job in listed if job.folder.status == "finished"}
+            if finished != drawn:
+                drawn.update(finished)
+                compared = {cell.name for cell in sweep.cells_with(chosen(trials(sweep, sweep.folder)))}  # without other trials
+                write_board(sweep.folder, [(job.cell, job.folder) for job in listed if job.cell.name in finished & compared])
+        except (FederationError, OSError) as error:  # runs go on
+            log.warning(f"{sweep.folder / 'cells.csv'} and {BOARD} are not up to date: {error_text(error)}")
 
-    play(jobs, workers, facts, progress, changed, start, preempted)
+    with each_line_once():
+        play(jobs, workers, facts, progress, changed, start, preempted, wait)
 
 
 def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:
@@ -215,7 +221,7 @@ def checked(sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool =
             failed.add(kind)  # unless it parses
             try:
                 if build and kind not in built and folder.status != "finished":
-                    known[kind] = check_start(cell.name, args)
+                    known[kind] = check_start(cell.name, args, tuned=bool(cell.value))
                     built.add(kind)
                 elif kind not in known:
                     known[kind] = read(cell.name, args)

@@ -17,6 +17,8 @@ import torch
 from tiny_chats import FORGETFUL, MARKED, QUESTIONS, UNMARKED, chats, save_chat_tokenizer, write_lines
 
 from lightning_fed.data import Instructions
+from lightning_fed.data.files.records import files_of
+from lightning_fed.data.text.conversations import conversation_of
 from lightning_fed.data.text.exact_match import ends_with_number, is_exact
 from lightning_fed.data.text.generation import IGNORED
 from lightning_fed.data.text.token_rows import TokenRows, write_rows
@@ -128,9 +130,19 @@ def test_names_of_files_and_patterns_of_folders(tmp_path: Path) -> None:
         data = Instructions(str(tmp_path / path), tokenizer, client="file", val_share=0)
         data.setup()
         assert data.client_names == names
-    packed.rename(packed.with_name("aya.de.jsonl.gz"))
+    packed.rename(packed.with_name("aya.de.json"))
     with pytest.raises(FederationError, match=r"and another file of .*files have the same name aya.de: rename one"):
         Instructions(str(tmp_path / "files"), tokenizer, num_clients=1).setup()
+
+
+def test_what_is_tested_on_is_not_trained_on(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", chats(2))
+    last = write_lines(tmp_path / "b.jsonl", chats(2))
+    write_lines(tmp_path / ".b.jsonl", chats(2))
+    assert files_of(f"{tmp_path}/*.jsonl") == [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    data = Instructions(f"{tmp_path}/*.jsonl", save_chat_tokenizer(tmp_path / "tokenizer"), test_path=last)
+    with pytest.raises(FederationError, match=r"b.jsonl belongs to path and to test_path"):
+        data.setup()
 
 
 def test_data_sets_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,10 +345,14 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no completion": ({"prompt": "x", "completion": " "}, {}, "record 2, has no answer, its completion is empty"),
     "order": (roles("user", "user", "assistant"), {}, "record 2, .* after user comes user, expected assistant"),
     "begin": (roles("assistant", "user", "assistant"), {}, "record 2, .* expected the user first"),
-    "form": ({"text": "x"}, {}, "record 2, has text, file: expected messages .*, prompt and completion, or instruction"),
+    "form": ({"text": "x"}, {}, "record 2, has text: expected messages .*, prompt and completion, or instruction"),
+    "no messages": ({"messages": []}, {}, "record 2, has no messages: it ends without an answer"),
+    "no list": ({"messages": "x"}, {}, "record 2, has the messages 'x': expected a list of role and content"),
+    "null": ({"prompt": None, "completion": "x"}, {}, "record 2, has the prompt 'None': expected .*, or two texts"),
+    "no content": ({"messages": [{"role": "user"}, ONE[1]]}, {}, "record 2, has a message of the user without content"),
     "no object": (3, {}, "record 2, is '3', expected an object"),
     "message": ({"messages": [{"speaker": "x"}]}, {}, "record 2, has the message .* expected role and content"),
-    "column": ({"q": "x"}, {"columns": {"user": "q", "assistant": "a"}}, "record 1, has messages, who, task, file, but no q"),
+    "column": ({"q": "x"}, {"columns": {"user": "q", "assistant": "a"}}, "record 1, has messages, who, task, but no q"),
     "template": (
         roles("user", "assistant"),
         {"template": "chatlm"},
@@ -350,7 +366,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "label": (roles("user", "assistant"), {"label": "topic"}, "has the columns who, task, file, but no label 'topic'"),
     "pattern": (roles("user", "assistant"), {"remove": "("}, "is not a regular expression"),
-    "nothing left": (roles("user", "assistant"), {"max_length": 9}, "No record has anything left to train on"),
+    "nothing left": (roles("user", "assistant"), {"max_length": 9}, "chats.jsonl has nothing left to train on within max_length 9"),
     "null label": (ONE_RECORD | {"task": None}, {"label": "task"}, "record 2, has task None, as its label: expected a text"),
     "client of a list": (ONE_RECORD | {"who": ["ann"]}, {"client": "who"}, r"record 2, has who .*ann.*, as its client"),
     "column of a list": (
@@ -372,6 +388,12 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
         "the client ann has no record left below max_length 90",
     ),
 }
+
+
+def test_a_record_of_parquet_has_null_for_all_names_of_other_forms() -> None:
+    lacking = {"messages": None, "conversations": None, "prompt": None, "completion": None}
+    found = conversation_of(lacking | {"instruction": "x", "input": None, "output": "y"}, None, "record 1,")
+    assert found.messages == [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
 
 
 @pytest.mark.parametrize("wrong", BAD)
@@ -400,5 +422,5 @@ def test_tokenizers_that_lack_something(save: Callable[[Path], str], said: str, 
 
 def test_broken_lines_are_named(tmp_path: Path) -> None:
     (tmp_path / "broken.jsonl").write_text(json.dumps(chats()[0]) + "\n{'a': 1}\n")
-    with pytest.raises(FederationError, match=r"broken.jsonl, line 2, is not JSON .*: write an object on each line"):
+    with pytest.raises(FederationError, match=r"broken.jsonl, line 2, is not JSON .*, column 2.: write an object on each line"):
         Instructions(str(tmp_path / "broken.jsonl"), save_chat_tokenizer(tmp_path / "tokenizer"), num_clients=1).setup()
