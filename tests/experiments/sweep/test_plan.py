@@ -123,7 +123,7 @@ def test_what_is_written_beside_the_runs_is_the_same_sweep() -> None:
         ({"grid": {"federation.rounds": [1, 2]}, "published": None}, "method local only and grid.federation.rounds both set"),
         ({"grid": {"alpha": 3}}, "grid.alpha is 3, expected a list of values"),
         ({"published": [{"method": "FedProx", "mean": 1.0}]}, "published names method 'FedProx'"),
-        ({"published": [{"method": "FedAvg", "mean": m} for m in (1, 2)], "grid": {}}, "published has several entries for 'FedAvg'"),
+        ({"published": [{"method": "FedAvg", "mean": m} for m in (1, 2)], "grid": {}}, "several entries for 'FedAvg'"),
         ({"report": {"at": "first"}}, "report.at is 'first', expected last, selected, best or, say, mean10"),
         ({"report": {"equal": "seconds"}}, "report.equal is 'seconds', expected rounds, bytes or flops"),
         ({"report": {"room": "FedAvg"}}, "report.room is 'FedAvg', expected a list of two methods, the lower one first"),
