@@ -26,6 +26,7 @@ from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.experiments.sweep.tuning import chosen, trials
 from lightning_fed.logs import each_line_once
 from lightning_fed.signals import Preempted, preemption
+from lightning_fed.storage.disk import in_one_line, naming
 
 log = logging.getLogger(__name__)
 
@@ -159,8 +160,6 @@ def played(
     """
     if not jobs:
         return
-    sweep.folder.mkdir(parents=True, exist_ok=True)
-    write_whole(sweep.folder / "sweep.yaml", yaml.safe_dump(as_config(sweep), sort_keys=False))
     cells = {cell.name: cell for cell in known}.values()  # the best trial is also one of the runs
     folders = [CellFolder(sweep.folder / cell.name) for cell in cells]
     commands = [arguments(sweep, cell, folder.path) for cell, folder in zip(cells, folders, strict=True)]
@@ -179,7 +178,10 @@ def played(
         except (FederationError, OSError) as error:  # runs go on
             log.warning(f"{sweep.folder / 'cells.csv'} and {BOARD} are not up to date: {error_text(error)}")
 
-    with each_line_once():
+    remedy = "Runs continue from their last checkpoints if you make room and give the same command again."
+    with each_line_once(), in_one_line(lambda: remedy, sweep.folder), naming(sweep.folder):
+        sweep.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(sweep.folder / "sweep.yaml", yaml.safe_dump(as_config(sweep), sort_keys=False))
         play(jobs, workers, facts, progress, changed, start, preempted, wait)
 
 

@@ -1,6 +1,7 @@
 """The verb ``sweep``: what it checks before the first run, and real runs."""
 
 import csv
+import errno
 import json
 import logging
 import re
@@ -344,6 +345,19 @@ def test_curves_that_cannot_be_drawn_stop_no_run(capsys: pytest.CaptureFixture[s
     said = capsys.readouterr().out
     assert "4 of 4 runs are finished." in said
     assert said.count("compared/cells.csv and curves are not up to date: ") == 1
+
+
+@pytest.mark.usefixtures("tuned")
+def test_a_disk_without_room_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(path: Path, text: str, *args: object) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    Path("my.sweep.yaml").write_bytes(yaml.safe_dump(SWEEP | TUNING, sort_keys=False).encode())
+    said = refused(capsys, "sweep", "--config", "my.sweep.yaml", "--isolate")
+    assert "compared: No space left on device. Runs continue" in said
+    assert not [path for path in Path("compared").rglob("*") if path.is_file()]
 
 
 @pytest.mark.usefixtures("tuned")
