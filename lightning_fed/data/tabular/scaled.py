@@ -1,6 +1,6 @@
 """Numeric columns, standardized and imputed with statistics of training rows."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 from zlib import crc32
@@ -76,6 +76,20 @@ class ScaledColumns(FederatedDataModule):
             own[places] = self._finished(rows[places], rows[torch.from_numpy(split.train)], train)
         self._of_all = _with_rows(inputs, everybody)
         return _with_rows(inputs, own)
+
+    def set_aside(self, unseen: Collection[int]) -> None:
+        """See :class:`FederatedDataModule`.
+
+        Raises:
+            FederationError: if these clients would have a part in the scale or the imputed values of those that train.
+        """
+        of_all = self.standardize == "all" or (self.impute != "none" and self.standardize == "none")
+        require(
+            not unseen or not of_all,
+            f"Got standardize={self.standardize} and impute={self.impute} with unseen clients, whose training examples would count "
+            "in the statistics: set standardize to client, or leave the unseen clients' files out.",
+        )
+        super().set_aside(unseen)
 
     def pooled(self) -> ClientDataModule:
         data = super().pooled()
