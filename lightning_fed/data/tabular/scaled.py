@@ -31,9 +31,9 @@ class ScaledColumns(FederatedDataModule):
     centered.
 
     Args:
-        standardize: training rows that give the statistics: each ``client``'s own; those of ``all``, which a client of a real
-            federation does not see; or ``none``. With ``client`` the pooled data, which the server evaluates on and centralized
-            methods train on, are standardized over the rows of all clients, as in FLamby.
+        standardize: training rows that give the statistics: each ``client``'s own, or those of all clients if it has none; those of
+            ``all``, which a client of a real federation does not see; or ``none``. With ``client`` the pooled data, which the
+            server evaluates on and centralized methods train on, are standardized over the rows of all clients, as in FLamby.
         standardized: names of the columns to standardize. None: all.
         impute: replacement of missing numbers: the ``mean`` or the ``median`` of the column over the same training rows; over those
             of all clients if the client has none or nothing is standardized. ``none``: missing numbers are refused.
@@ -73,7 +73,8 @@ class ScaledColumns(FederatedDataModule):
         own = everybody.clone()
         for split in splits:
             places = torch.from_numpy(np.concatenate(split))
-            own[places] = self._finished(rows[places], rows[torch.from_numpy(split.train)], train)
+            own_train = rows[torch.from_numpy(split.train)]
+            own[places] = self._finished(rows[places], own_train if len(own_train) else train, train)
         self._of_all = _with_rows(inputs, everybody)
         return _with_rows(inputs, own)
 
