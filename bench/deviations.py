@@ -100,7 +100,7 @@ class OwnGradient(APFL):
             return self.personal(x)
         return super().forward(x)
 
-    def after_training(self, reviewed: Any) -> None:
+    def after_training(self, sums: Any) -> None:
         self.personal.load_state_dict({n: t.detach().clone() for n, t in self.mixture(self.alpha).items()}, strict=False)
 
 
@@ -281,7 +281,7 @@ class MixtureIsACopy(APFL):
         logits = super().forward(x)
         return logits.detach().requires_grad_() if self._outputs is None and self.training else logits
 
-    def after_training(self, reviewed: Any) -> None:
+    def after_training(self, sums: Any) -> None:
         self.personal.load_state_dict({n: t.detach().clone() for n, t in self.mixture(self.alpha).items()}, strict=False)
 
 

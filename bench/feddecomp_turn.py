@@ -75,7 +75,7 @@ def against_bare_loops(pairs: int) -> None:
     for number in range(pairs + 1):
         turn = Turn("fit", data.clients[0], number + 1, Broadcast(template.shared_state()))
         start = perf_counter()
-        private = worker.take(turn, private).private
+        private = worker.run_turn(turn, private).private
         federated = perf_counter() - start
         start = perf_counter()
         bare_turn(network, images, labels)
@@ -97,7 +97,7 @@ def cost(template: FederatedModule, data: InMemory, composed: bool = False) -> t
         for number in (1, 2):
             turn = Turn("fit", data.clients[0], number, Broadcast(template.shared_state()))
             start = perf_counter()
-            update = worker.take(turn, None).update
+            update = worker.run_turn(turn, None).update
             seconds.append(perf_counter() - start)
     return update.metrics["flops"], min(seconds)
 

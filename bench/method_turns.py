@@ -286,7 +286,7 @@ def compare(name: str, case: Case, pairs: int, folder: Path) -> None:
         server.on_round_start(number + 1, data.clients)
         turn = Turn("fit", data.clients[0], number + 1, server.broadcast(data.clients[0]))
         start = perf_counter()
-        result = worker.take(turn, private)
+        result = worker.run_turn(turn, private)
         federated = perf_counter() - start
         private = result.private
         server.aggregate([replace(result.update, client=1)])

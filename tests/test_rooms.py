@@ -241,7 +241,7 @@ def declared(name: str) -> set[str]:
         elif isinstance(statement, ast.Assign):
             found |= {ast.unparse(target) for target in statement.targets}
     for method in methods_of(name):
-        if method.name == "__init__":
+        if method.name in ("__init__", "_begin"):  # the first calls the second of a module, which also begins a copy
             found |= set(assigned(method))
         if any(ast.unparse(decorator).endswith(".setter") for decorator in method.decorator_list):
             found.add(method.name)

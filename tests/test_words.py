@@ -38,6 +38,7 @@ OLD = {
         "rehearsal",
         "rehearse",
         "review",
+        "reviewed",
         "reviews",
         "review_step",
         "said",

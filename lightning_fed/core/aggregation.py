@@ -164,6 +164,9 @@ def check_form(update: ClientUpdate, *needed: str) -> None:
             raise FederationError(f"{what} has the metric {shown(name)} = {shown(value)}, expected a finite number in float32.")
 
 
+REQUIRED = {"fit": ("flops",), "train_on_public": ("flops",), "compute_statistics": ("batches",)}
+"""Metrics that a turn must report, by its verb."""
+
 COUNTED = frozenset({"flops", "steps", "batches", "fine_tune/flops"})
 """Metrics of a turn that are sums and cannot be negative."""
 

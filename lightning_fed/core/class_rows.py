@@ -1,4 +1,4 @@
-"""One row per class, the mean over a client's examples of that class: how such tables are sent.
+"""One row per class, the mean over a client's examples of that class: how such tables are computed and sent.
 
 Names start with a prefix for what the rows hold. ``rows`` ``(n, D)`` has a row for each class that is present; ``labels`` marks
 these classes with a bit for each of C classes; the optional ``counts`` ``(n,)`` are the numbers of examples that were averaged.
@@ -9,7 +9,20 @@ from torch import Tensor
 
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.errors import FederationError
-from lightning_fed.tensors import State, pack_bits, unpack_bits
+from lightning_fed.tensors import State, pack_bits, unpack_bits, widened
+
+
+def class_sums(features: Tensor, y: Tensor, num_classes: int) -> State:
+    """Sums of features ``(B, D)`` by class ``(C, D)``, and the numbers of examples ``(C,)``. A product, because ``index_add`` has
+    no fixed order on a GPU.
+    """
+    belongs, features = y == torch.arange(num_classes, device=y.device)[:, None], widened(features)
+    return {"features": belongs.to(features.dtype) @ features, "examples": belongs.sum(1)}
+
+
+def class_means(sums: State) -> tuple[Tensor, Tensor]:
+    """The means of what :func:`class_sums` found, ``(C, D)``, zero for classes without examples; and the numbers of examples."""
+    return sums["features"] / sums["examples"].clamp(min=1)[:, None], sums["examples"]
 
 
 def pack_rows(prefix: str, table: Tensor, present: Tensor, counts: Tensor | None = None) -> State:

@@ -7,10 +7,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
-from lightning_fed.core.phase import Progress
-from lightning_fed.core.resume import Resume
 from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.models.answers import Answers
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import check_fits
 
@@ -80,16 +77,16 @@ def unbuilt_copy(module: M) -> M:
             del vars(copied)[name]
         for place in ("_parameters", "_buffers", "_modules"):
             vars(copied)[place] = {name: value for name, value in vars(module)[place].items() if name in given}
-    copied._trainer, copied.is_built, copied.task = None, False, module.task.copied()
-    copied.progress, copied._phase, copied.running_phases = Progress(), None, []
-    copied.moments, copied._schedules, copied.resume, copied.answers, copied._clients = {}, {}, Resume(), Answers(), {}
-    copied.frozen_by_architecture = {}
+    copied._trainer, copied.task = None, module.task.copied()
+    copied._begin()
     return copied
 
 
 def frozen_parameters(module: Any) -> dict[str, nn.Parameter]:
-    """Parameters that are neither trained nor shared nor private, by their names in the state dict; they belong to no client."""
-    common = module.frozen_names - module.shared_names() - module.private_names()
+    """Parameters of a built module that are neither trained nor shared nor private, by their names in the state dict; they belong
+    to no client.
+    """
+    common = module.frozen_names - module._shared - module._private
     return {name: p for name, p in module.named_parameters(remove_duplicate=False) if name in common}
 
 

@@ -22,8 +22,10 @@ from lightning_fed.seeding import isolated
 TENSORS = {"_parameters", "_buffers", "_modules"}
 """Where nn.Module keeps its tensors and children."""
 
-AROUND = {"networks", "progress", "resume", "_clients", "frozen_by_architecture"}
-AROUND |= {"running_phases", "_other_phases", "_schedules", "moments"}
+AROUND = {
+    *("networks", "progress", "resume", "_clients", "frozen_by_architecture"),
+    *("running_phases", "_other_phases", "_schedules", "moments"),
+}
 """Attributes of a module that no step uses: network factories, which may be large networks themselves, and what surrounds a step,
 such as optimizers and their states. Copies share them.
 """

@@ -42,12 +42,12 @@ class KeepsGlobalParameters(FederatedModule):
 
     def remembered(self) -> dict[str, Tensor]:
         """The parameters to copy when a fit starts, by name. Default: the shared trainable parameters."""
-        shared = self.shared_names() - self.frozen_names
+        shared = self._shared - self.frozen_names
         return {name: parameter for name, parameter in self.named_parameters() if name in shared}
 
     def learning(self) -> dict[str, nn.Parameter]:
         """The parameters that have copies, by name and in the same order."""
-        return {name: parameter for name, parameter in self.named_parameters() if name in self.global_parameters}
+        return self.global_parameters.counterparts(self)
 
     @contextmanager
     def at_global_parameters(self) -> Iterator[dict[str, nn.Parameter]]:
@@ -64,5 +64,5 @@ class KeepsGlobalParameters(FederatedModule):
 
     def server_parameters(self) -> dict[str, nn.Parameter]:
         """The shared trainable parameters as a server has them: a tied parameter appears under each of its names."""
-        shared = self.shared_names() - self.frozen_names
+        shared = self._shared - self.frozen_names
         return {name: parameter for name, parameter in self.named_parameters(remove_duplicate=False) if name in shared}

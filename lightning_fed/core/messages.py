@@ -67,7 +67,7 @@ class Turn:
             private state of that round.
         fine_tune: whether an evaluate turn fine-tunes the model first, if the method has fine-tuning.
         turns: number of the client's fit turns that the server has merged.
-        measured_with: what a personalize turn is evaluated with; it trains from ``broadcast``.
+        evaluated_with: what a personalize turn is evaluated with; it trains from ``broadcast``.
     """
 
     verb: Literal["fit", "evaluate", "personalize", "compute_statistics", "predict_public", "train_on_public"]
@@ -78,7 +78,7 @@ class Turn:
     last_round: int = 0
     fine_tune: bool = True
     turns: int = 0
-    measured_with: Broadcast | None = None
+    evaluated_with: Broadcast | None = None
 
 
 @dataclass(frozen=True)

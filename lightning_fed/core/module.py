@@ -22,6 +22,7 @@ from lightning_fed.data.client import ClientDataModule
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
 from lightning_fed.models import Adapters, Backbone, Backbones
+from lightning_fed.models.answers import Answers
 from lightning_fed.models.frozen import is_frozen
 from lightning_fed.models.networks import Networks
 from lightning_fed.nn.learn_in_float32 import learn_in_float32
@@ -143,13 +144,17 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         self.weighting = weighting or type(self).weighting
         self.server_optimizer = server_optimizer
         self.client: ClientInfo | None = None
+        self.check_task()
+
+    def _begin(self) -> None:
+        super()._begin()
         self.frozen_names: frozenset[str] = frozenset()
         self._shared = self._private = self._statistics = self._payload = self.given_attributes = self.frozen_names
         self._keeps_moments: bool | None = None  # not asked yet
         self.is_built = False
+        self.answers = Answers()
         self._clients: dict[int, ClientModules[Self]] = {}
         self.frozen_by_architecture: dict[tuple[int, Hashable], dict[str, nn.Parameter]] = {}
-        self.check_task()
 
     # ------------------------------------------------------------------------------------------------- networks and state
 
@@ -362,11 +367,11 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         """Whether the method overrides :meth:`post_training_step`."""
         return type(self).post_training_step is not FederatedModule.post_training_step
 
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         """Called once per turn after a client's training, before its update and its private state are taken. Default: nothing.
 
         Args:
-            reviewed: sums of the tensors that :meth:`post_training_step` returned, on the CPU; empty without that hook.
+            sums: sums of the tensors that :meth:`post_training_step` returned, on the CPU; empty without that hook.
         """
 
     def fine_tuning_phases(self) -> list[Phase]:

@@ -20,10 +20,19 @@ from lightning_fed.core.resume import CHECKPOINT, Resume
 from lightning_fed.core.schedules import Interval, Schedule
 from lightning_fed.errors import FederationError
 
-__all__ = ["CHECKPOINT", "MOMENTS", "Phase", "PhasedModule", "Progress", "default_optimizer"]
+__all__ = ["CHECKPOINT", "MOMENTS", "Phase", "PhasedModule", "Progress", "default_optimizer", "moment_parts"]
 
 MOMENTS = "optimizer/"
-"""Prefix of the names of a persistent optimizer's state; no name of a module starts with it."""
+"""Prefix of the names of a persistent optimizer's state, ``optimizer/<phase>/<parameter>/<key>``; no name of a module starts
+with it.
+"""
+
+
+def moment_parts(name: str) -> tuple[str, str, str]:
+    """The phase, the parameter and the optimizer's key in a name of :attr:`PhasedModule.moments`."""
+    rest, _, key = name.removeprefix(MOMENTS).rpartition("/")
+    phase, _, parameter = rest.rpartition("/")
+    return phase, parameter, key
 
 
 def default_optimizer(parameters: Any) -> torch.optim.Optimizer:
@@ -88,6 +97,10 @@ class PhasedModule(L.LightningModule):
         self.gradient_clip = gradient_clip
         self.lr_scheduler = lr_scheduler
         self.lr_interval: Interval = lr_interval
+        self._begin()
+
+    def _begin(self) -> None:
+        """Set all attributes that change after ``__init__`` to their initial values; called by it, and on copies."""
         self.private_gradients: Callable[[PhasedModule, Any], Tensor] | None = None  # in place of compute_gradients
         self.frozen_names: frozenset[str] | None = None
         self.rounds_before = 0  # runs through the phases before this fit; set by the federation
@@ -189,7 +202,7 @@ class PhasedModule(L.LightningModule):
             FederationError: if a name belongs to no parameter.
         """
         parameters = dict(self.named_parameters())
-        if strange := [name for name in moments if name.split("/")[-2] not in parameters]:
+        if strange := [name for name in moments if moment_parts(name)[1] not in parameters]:
             raise FederationError(
                 f"The private state for {type(self).__name__} has optimizer state of {strange[0]!r}, which is not a parameter."
             )
@@ -309,38 +322,40 @@ class PhasedModule(L.LightningModule):
         """Resume ``phase`` at the given progress."""
         self.progress = progress
         progress.optimizer = self._optimizer(self.running_phases.index(phase))
-        self._set_learning(phase)
+        self._enter_modes(phase)
         assert progress.batches is not None  # saved while a phase was running
         self._cut_epoch(progress.batches)
 
     def _enter(self, phase: Phase, round: int) -> None:
         place = self.running_phases.index(phase)
         self.progress = Progress(phase.name, phase.steps, optimizer=self._optimizer(place))
-        self._set_learning(phase)
+        self._enter_modes(phase)
         optimizer = self.trainer.optimizers[place]
         optimizer.state.clear()
         if phase.persistent:
-            for name, parameter in self.named_parameters():
-                prefix = f"{MOMENTS}{phase.name}/{name}/"
-                state = {key.removeprefix(prefix): t for key, t in self.moments.items() if key.startswith(prefix)}
-                if state:  # PyTorch keeps the step counter on the CPU
-                    optimizer.state[parameter] = {
-                        k: t.clone() if t.dim() == 0 else t.to(self.device, copy=True) for k, t in state.items()
-                    }
+            parameters = dict(self.named_parameters())
+            for name, tensor in self.moments.items():
+                owner, parameter, key = moment_parts(name)
+                if owner == phase.name:  # PyTorch keeps the step counter on the CPU
+                    loaded = tensor.clone() if tensor.dim() == 0 else tensor.to(self.device, copy=True)
+                    optimizer.state[parameters[parameter]][key] = loaded
         if phase.name in self._schedules:
             self._schedules[phase.name].begin(round)
 
-    def _set_learning(self, phase: Phase) -> None:
+    def _enter_modes(self, phase: Phase) -> None:
         """Make the phase's parameters trainable and freeze all others."""
         self.phase = phase
-        frozen = self.frozen_names or ()
-        learning = {id(p) for p in phase.parameters}
+        self._set_learning(phase.parameters)
+        for module in (*phase.eval_modules, *self.frozen_layers()):
+            module.eval()
+
+    def _set_learning(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Make these parameters trainable, except frozen ones, and no others; without gradients, in train mode."""
+        frozen, learning = self.frozen_names or (), {id(p) for p in parameters}
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(id(parameter) in learning and name not in frozen)
             parameter.grad = None
         self.train()
-        for module in (*phase.eval_modules, *self.frozen_layers()):
-            module.eval()
 
     def frozen_layers(self) -> Iterable[nn.Module]:
         """Layers that are in eval mode in every phase. Default: none."""
@@ -398,8 +413,4 @@ class PhasedModule(L.LightningModule):
                 for name, parameter in self.named_parameters():
                     for key, tensor in optimizer.state.get(parameter, {}).items():
                         self.moments[f"{MOMENTS}{phase.name}/{name}/{key}"] = tensor.detach().to("cpu", copy=True)
-        frozen = self.frozen_names or ()
-        for name, parameter in self.named_parameters():
-            parameter.requires_grad_(name not in frozen)
-            parameter.grad = None
-        self.train()
+        self._set_learning(self.parameters())

@@ -51,7 +51,6 @@ class PredictionMixin(L.LightningModule):
         self.task = TASKS[task or "multiclass"](loss, metrics, metric)
         self._task_is_known = task is not None
         self._num_classes = num_classes
-        self.answers = Answers()
 
     def know_data(self, datamodule: Any) -> None:
         """Take the number of classes and the task from the data module, if it has them, before the networks are built."""

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import ClassVar, Literal
 
-from lightning_fed.core.aggregation import WeightedMean, check_form, check_payload
+from lightning_fed.core.aggregation import WeightedMean, check_payload
 from lightning_fed.core.client_state import ClientStates, RoundState
 from lightning_fed.core.messages import Broadcast, ClientUpdate
-from lightning_fed.core.robust import Aggregation
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError, require
 from lightning_fed.nn.server_optimizers import ServerOptimizer
@@ -207,58 +206,6 @@ class Server:
         require(len(own) > 0, f"{given} its clients send no parameters: leave server_optimizer out.")
         self.update = OptimizerUpdate(optimizer, own)
 
-    def aggregate_with(self, rule: Aggregation, buffers: Collection[str], method: str) -> None:
-        """Combine updates by a robust rule instead of the mean; called before the first round.
-
-        Args:
-            rule: the robust rule.
-            buffers: names of the module's buffers.
-            method: name of the method, for errors.
-
-        Raises:
-            FederationError: if the server does not average updates with the same tensors.
-        """
-        require(
-            type(self).aggregate is Server.aggregate
-            and self.combine is mean_of_updates
-            and self.update.one_unit
-            and len(self.state) > 0,
-            f"{method} got aggregation={type(rule).__name__}, but its server does not take a mean of models that are all alike: "
-            "leave aggregation out, or choose another method, such as FedAvg.",
-        )
-        self.combine = lambda updates, state: rule.combine(updates, state, self.round_state, buffers)
-
-    def protect_with(self, privacy: Privacy, combine: Combine, buffers: Collection[str], method: str) -> None:
-        """Clip and hide each client's contribution; called before the first round.
-
-        Args:
-            privacy: clips updates and adds noise.
-            combine: sums the updates.
-            buffers: names of the module's buffers.
-            method: name of the method, for errors.
-
-        Raises:
-            FederationError: if the server would reveal something about a client that is not protected.
-        """
-        given, kind = f"{method} got privacy, but", type(self)
-        learns = ("train_on_public", "public_training", "refresh_statistics")
-        plain = ("aggregate", "broadcast", "on_round_start", "expected_payload", "weight", *learns)
-        require(
-            all(getattr(kind, hook) is getattr(Server, hook) for hook in plain)
-            and self.combine is mean_of_updates
-            and type(self.update) in (ServerUpdate, OptimizerUpdate),
-            f"{given} its server is more than a mean of what clients send, and it is not known how much one of them changes it: "
-            "choose a method such as FedAvg, FedPer or PFedLoRA, and no aggregation.",
-        )
-        require(len(self.state) > 0, f"{given} its clients send nothing: there is nothing to protect.")
-        exposed = [name for name, tensor in self.state.items() if name in buffers or not tensor.is_floating_point()]
-        require(
-            not exposed,
-            f"{given} clients send {next(iter(exposed), '')!r}, a statistic with units of its own: privacy needs a network without "
-            "batch norm in what travels (norm: group of ResNets), or FedBN.",
-        )
-        self.privacy, self.combine, self.weighting = privacy, combine, "uniform"
-
     def attach_storage(self, client_state: ClientStates, round_state: RoundState) -> None:
         """Set where to store what is kept for each client; called once, before the first round and before a run resumes."""
         self.client_state, self.round_state = client_state, round_state
@@ -304,18 +251,17 @@ class Server:
         return sent.state
 
     def check(self, update: ClientUpdate, sent: Broadcast, client: ClientInfo) -> None:
-        """Refuse an update that does not fit its sender; see :func:`.check_update`. Whoever receives updates calls this once for
-        each, before :meth:`aggregate` gets it.
+        """Refuse an update that does not fit its sender; see :func:`.check_payload`. Called once for each update, before
+        :meth:`aggregate` gets it.
 
         Args:
-            update: the client's update, unchecked.
+            update: the client's update, whose form has been checked, see :func:`.check_form`.
             sent: what the client received at the start of its turn.
             client: the sender.
 
         Raises:
             FederationError: if the update does not fit; names the client and the mismatch.
         """
-        check_form(update, "flops")
         if update.num_examples != client.num_train:
             raise FederationError(
                 f"The update of client {update.client} reports {update.num_examples} training examples, expected "
@@ -368,7 +314,7 @@ class Server:
 
     def expected_state(self, stored: State) -> State:
         """Tensors with the names, shapes and dtypes that a checkpoint must have for this run to resume from it. Default: those of
-        the server's state before the first round.
+        the server's state before the first round. Override it if they change between rounds.
 
         Args:
             stored: the checkpoint's tensors, unchecked.

@@ -12,8 +12,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from torchmetrics import Metric
 
-from lightning_fed.core.aggregation import check_form, check_update
+from lightning_fed.core.aggregation import REQUIRED, check_form
 from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.deployment.data import DataAtSites
@@ -30,7 +31,6 @@ from lightning_fed.deployment.wire import (
     unpack_update,
 )
 from lightning_fed.engines.base import Engine
-from lightning_fed.engines.worker import Worker
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.formatting import escaped
@@ -125,9 +125,8 @@ class Sites(Engine):
         self.link, self.count, self.settings = link, count, settings
         self.wait, self.deadline, self.quorum, self.poll = wait, deadline, quorum, poll
         self._sites: list[SiteDescription] = []
-        self._opened: tuple[str, ClientStore, Worker] | None = None
+        self._opened: tuple[str, ClientStore, FederatedModule] | None = None
         self._frozen = ""
-        self._statistics: dict[float | None, State] = {}  # by size of the model
         self._asked = self._lost = 0  # turns of the phase
         self._refused: Turn | None = None  # the last turn whose update the server refused
 
@@ -165,9 +164,9 @@ class Sites(Engine):
         if named is None:
             named = {"run": torch.tensor(list(uuid.uuid4().bytes), dtype=torch.uint8)}
             states.put(SERVER, named, 0)
-        worker = spec.worker()
-        self._opened = bytes(named["run"].tolist()).hex(), states, worker
-        self._frozen, self._statistics = frozen_checksum(worker.template), {}
+        template = spec.worker().template
+        self._opened = bytes(named["run"].tolist()).hex(), states, template
+        self._frozen = frozen_checksum(template)
 
     def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         """Yield an update, or a failure, per turn. All turns are sent at once, and answers are collected here. That a site has a
@@ -213,7 +212,6 @@ class Sites(Engine):
     def close(self) -> None:
         """Nothing to do: the sites wait for the next message."""
         self._opened = None
-        self._statistics = {}
 
     # ------------------------------------------------------------------------------------------------------ what is exchanged
 
@@ -231,31 +229,20 @@ class Sites(Engine):
         """The update, after checks that the run does not make."""
         assert self._opened is not None
         update, keeps = unpack_update(head, tensors, whose)
-        info, template = self._sites[turn.client.id].info, self._opened[2].template
+        info, template = self._sites[turn.client.id].info, self._opened[2]
         if update.num_examples != info.num_train:
             raise FederationError(
                 f"{whose} message counts {update.num_examples} training examples, {info.num_train} were described."
             )
         monitor = (f"test/{template.monitor}",) if info.num_test else ()
-        for name in {"fit": ("flops",), "compute_statistics": ("batches",), "evaluate": monitor}.get(turn.verb, ()):
-            read_field(update.metrics, name, float, whose)
-        check_form(update)
+        check_form(update, *(monitor if turn.verb == "evaluate" else REQUIRED.get(turn.verb, ())))
         for metrics in (template.val_metrics, template.test_metrics):
             for name, metric in metrics.items(copy_state=False):
                 if name in update.metrics and is_too_good(metric, update.metrics[name]):
                     raise FederationError(f"{whose} message has {name} = {update.metrics[name]:g}, which no model reaches.")
-        if turn.verb == "compute_statistics":
-            check_update(update, self._statistics_of(turn))
-        elif turn.verb == "evaluate" and update.state:
+        if turn.verb == "evaluate" and update.state:
             raise FederationError(f"{whose} message has tensors, and a measurement has none.")
         return update, keeps
-
-    def _statistics_of(self, turn: Turn) -> State:
-        assert self._opened is not None
-        model_size = turn.broadcast.model_size
-        if model_size not in self._statistics:
-            self._statistics[model_size] = self._opened[2].load(turn.client, turn.broadcast, None).statistics()
-        return self._statistics[model_size]
 
     # ---------------------------------------------------------------------------------------------------------------- waiting
 

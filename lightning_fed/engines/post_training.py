@@ -25,7 +25,7 @@ class PostTrainingPass(L.LightningModule):
         for name, tensor in self.module.post_training_step(batch).items():
             tensor = tensor.detach()
             self.total[name] = self.total[name] + tensor if name in self.total else tensor.clone()
-        self.flops.note(self.module, "review", batch, type(self.module).post_training_step)
+        self.flops.note(self.module, "post_training", batch, type(self.module).post_training_step)
         return batch_idx
 
     def result(self) -> State:

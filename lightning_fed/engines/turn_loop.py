@@ -92,7 +92,7 @@ class Trainers:
         trainer.fit_loop.epoch_loop = kind(trainer, old.min_steps, old.max_steps)
         return trainer
 
-    def for_measuring(self, gradients: bool = False) -> L.Trainer:
+    def for_evaluating(self, gradients: bool = False) -> L.Trainer:
         """A Trainer that validates, tests and predicts; it starts afresh on every call."""
         if gradients not in self._others:
             trainer = turn_trainer(self.new_trainer, **({"inference_mode": False} if gradients else {}))

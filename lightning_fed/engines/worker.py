@@ -1,14 +1,13 @@
 """Runs a client's turn: loads its state, trains or evaluates with a Lightning Trainer, and collects the results."""
 
 import math
-import traceback
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from torch import OutOfMemoryError
+from torch import Tensor
 
 from lightning_fed.core.client_modules import ClientModules
 from lightning_fed.core.flops import FlopMeter
@@ -16,17 +15,19 @@ from lightning_fed.core.hparams import remedy
 from lightning_fed.core.messages import STAGES, Broadcast, ClientUpdate, Turn, TurnResult
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.phased_module import Phase
+from lightning_fed.core.public_distillation import OUTPUTS, PublicDistillation
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines.best_on_validation import BestOnValidation
 from lightning_fed.engines.compression import ERROR, NONE, Compression
+from lightning_fed.engines.outputs_pass import OutputsPass
 from lightning_fed.engines.post_training import PostTrainingPass
-from lightning_fed.engines.preflight.shape_mismatch import shape_error
+from lightning_fed.engines.preflight.shape_mismatch import explained
 from lightning_fed.engines.turn_loop import TrainerFactory, Trainers
 from lightning_fed.errors import FederationError, one_line
 from lightning_fed.nn.static_batch_norm import StatisticsPass
 from lightning_fed.privacy.example_dp import ExampleTraining
-from lightning_fed.seeding import COMPRESSION, FINE_TUNE, ORDER, TURN, derive_seed, seed_all
+from lightning_fed.seeding import COMPRESSION, FINE_TUNE, ORDER, PUBLIC, PUBLIC_TRAINING, TURN, derive_seed, seed_all
 from lightning_fed.tensors import State, check_finite
 
 
@@ -88,10 +89,11 @@ class Worker:
             return self._compressed(result, turn, private or {}) if trains else result
 
     def _received(self, broadcast: Broadcast) -> Broadcast:
+        """A broadcast of a turn that trains, which :class:`.RoundTurns` compresses."""
         return replace(broadcast, state=self.compression.expand_broadcast(broadcast.state))
 
     def _compressed(self, result: TurnResult, turn: Turn, before: State) -> TurnResult:
-        """Compress the client's update; what was not sent is added to the private state."""
+        """Compress the client's update, which :class:`.RoundTurns` expands; what was not sent is added to the private state."""
         owed = {name.removeprefix(ERROR): tensor for name, tensor in before.items() if name.startswith(ERROR)}
         update = result.update
         if turn.verb == "fit" and self.compression.up != "none":
@@ -104,7 +106,7 @@ class Worker:
 
     def fit(self, module: FederatedModule, turn: Turn) -> TurnResult:
         """Train a client's model: returns the update and the private state."""
-        metrics = self.before_training(module, turn)
+        metrics = self._learn_from_public(module, turn)
         data = self._data_of(turn)
         module.rounds_before = turn.round - 1  # phases may depend on it
         phases = module.phases()
@@ -114,31 +116,31 @@ class Worker:
             data.start = turn.turns * sum(phase.num_batches(length, module.batches_per_step) for phase in phases)
         with nullcontext() if self.examples is None else self.examples.of(module, data, turn):
             metrics |= self.train(module, data, phases, turn.round - 1)
-        module.after_training(self.after_training(module, data))
+        module.after_training(self._passes_after_training(module, data))
         self.activity = ""
         metrics["flops"] = float(self.flops.collect())
         state, private = module.update_state(), private_state(module)
         if turn.evaluate:
             if module.has_statistics:
                 self._pass_over(module, data)  # of this client's data only, for its own model
-            metrics |= self.measure(module, data)
+            metrics |= self.metrics_of(module, data)
         return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, state, metrics), private)
 
     def evaluate(self, module: FederatedModule, turn: Turn) -> TurnResult:
         """Evaluate a model: returns metrics only."""
         costs = self.fine_tune(module, turn.client.id, turn.round) if turn.fine_tune else {}
-        metrics = self.measure(module, self._data_of(turn)) | module.inspect() | costs
+        metrics = self.metrics_of(module, self._data_of(turn)) | module.inspect() | costs
         return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, {}, metrics))
 
     def personalize(self, module: FederatedModule, turn: Turn) -> TurnResult:
         """Evaluate what a client gets that never takes part in training: the received model; the personalized model, with the
         private state of one turn of training; and the model with everything that the turn trained.
         """
-        assert turn.measured_with is not None
-        received = self.measure(self.load(turn.client, turn.measured_with, None), self._data_of(turn))
-        trained = self.fit(self.load(turn.client, turn.broadcast, None), replace(turn, evaluate=True))
-        own = self.load(turn.client, turn.measured_with, trained.private)
-        personalized = self.evaluate(own, replace(turn, broadcast=turn.measured_with)).update.metrics
+        assert turn.evaluated_with is not None
+        trained = self.fit(module, replace(turn, evaluate=True))
+        received = self.metrics_of(self.load(turn.client, turn.evaluated_with, None), self._data_of(turn))
+        own = self.load(turn.client, turn.evaluated_with, trained.private)
+        personalized = self.evaluate(own, replace(turn, broadcast=turn.evaluated_with)).update.metrics
         metrics = {"flops": trained.update.metrics["flops"] + personalized.get("fine_tune/flops", 0.0)}
         for stage, found in zip(STAGES, (received, personalized, trained.update.metrics), strict=True):
             metrics |= {f"{stage}/{name}": value for name, value in found.items() if name.startswith(("val/", "test/"))}
@@ -148,6 +150,26 @@ class Worker:
         """Compute the statistics of a model on the client's training data."""
         batches = self._pass_over(module, self._data_of(turn))
         return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, module.statistics(), {"batches": float(batches)}))
+
+    def predict_public(self, module: FederatedModule, turn: Turn) -> TurnResult:
+        """A model's outputs for each public example."""
+        assert isinstance(module, PublicDistillation)  # only their servers have such turns
+        outputs = {OUTPUTS: self._outputs(module, self._public_data(module, turn, None))}
+        return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, outputs, {"flops": float(self.flops.collect())}))
+
+    def train_on_public(self, module: FederatedModule, turn: Turn) -> TurnResult:
+        """Train the server's model, which is sent back, or a client's, which is not."""
+        assert isinstance(module, PublicDistillation)
+        state, private = {}, None
+        if turn.client.id == SERVER:
+            data = self._public_data(module, turn, module.public_examples)
+            metrics = self.train(module, data, module.server_phases(), turn.round - 1, _best(module, data))
+            state = module.shared_state()
+        else:
+            metrics = self._learn_from_public(module, turn)
+            private = private_state(module)
+        metrics["flops"] = float(self.flops.collect())
+        return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, state, metrics), private)
 
     def module_of(self, client: ClientInfo, broadcast: Broadcast, private: State | None) -> FederatedModule:
         """A separate module for a client, which later turns do not change."""
@@ -223,23 +245,16 @@ class Worker:
         with module.training_on(phases):
             if not (epochs := module.num_epochs(len(data.train_dataloader()))):
                 return {}
-            if best is None:
-                trainer = self.trainers.for_fit(epochs, [self.flops])
-            else:
-                trainer = self.trainers.for_fit(epochs, [self.flops, best], **best.trainer_options)
+            callbacks = [self.flops] if best is None else [self.flops, best]
+            trainer = self.trainers.for_fit(epochs, callbacks, **({} if best is None else best.trainer_options))
             module.rounds_before = rounds
             if data.start is not None and trainer.limit_train_batches != 1.0:
                 raise FederationError(
                     f"limit_train_batches is {trainer.limit_train_batches}, but continue_epochs counts whole epochs: leave one "
                     "of them out."
                 )
-            try:
+            with explained(trainer, module, data):
                 trainer.fit(module, datamodule=data)
-            except (RuntimeError, IndexError, ValueError, TypeError) as error:
-                is_of_shapes = isinstance(error, RuntimeError | IndexError) or _is_of_torch(error)
-                if trainer.global_step > 0 or isinstance(error, OutOfMemoryError) or not is_of_shapes:
-                    raise
-                raise shape_error(error, module, data) from error
             module.progress.phase = None
         if trainer.global_step == 0:
             raise FederationError(
@@ -253,28 +268,46 @@ class Worker:
         self._refuse_divergence(metrics, module, trainer)
         return metrics
 
-    def before_training(self, module: FederatedModule, turn: Turn) -> dict[str, float]:
-        """Train before a client's own data is used; returns metrics. Default: nothing."""
-        return {}
-
-    def after_training(self, module: FederatedModule, data: ClientDataModule) -> State:
-        """Run the pass after training; see :meth:`.FederatedModule.post_training_step`."""
-        if not module.has_post_training_step:
+    def _learn_from_public(self, module: FederatedModule, turn: Turn) -> dict[str, float]:
+        """Train a client on public data, if its method does so; returns metrics."""
+        if not isinstance(module, PublicDistillation) or not (phases := module.public_phases()):
             return {}
-        self.activity = "in the pass over the data after training"
-        after = PostTrainingPass(module, self.flops)
-        self.trainers.for_measuring(gradients=True).predict(after, datamodule=data, return_predictions=False)
-        return after.result()
+        data = self.data.public_set(module.public_batch_size, module.public_examples)
+        data.order_seed = seed_all(self.seed, PUBLIC_TRAINING, turn.round, turn.client.id)
+        return self.train(module, data, phases, turn.round - 1)
+
+    def _passes_after_training(self, module: FederatedModule, data: ClientDataModule) -> State:
+        """What :meth:`.FederatedModule.after_training` gets, if its method needs any of it."""
+        found: State = {}
+        if module.has_post_training_step:
+            self.activity = "in the pass over the data after training"
+            after = PostTrainingPass(module, self.flops)
+            self.trainers.for_evaluating(gradients=True).predict(after, datamodule=data, return_predictions=False)
+            found = after.result()
+        if isinstance(module, PublicDistillation) and module.predict_public is not None:
+            found[OUTPUTS] = self._outputs(module, self.data.public_set(module.public_batch_size, module.predict_public))
+        return found
+
+    def _public_data(self, module: PublicDistillation, turn: Turn, examples: Tensor | None) -> ClientDataModule:
+        data = self.data.public_set(module.public_batch_size, examples)
+        data.order_seed = seed_all(self.seed, PUBLIC, turn.round, int(turn.broadcast.model_size or 0))
+        return data
+
+    def _outputs(self, module: PublicDistillation, data: ClientDataModule) -> Tensor:
+        self.activity = "predicting public data"
+        outputs = OutputsPass(module, self.flops, data.info.num_train)
+        self.trainers.for_evaluating().predict(outputs, datamodule=data, return_predictions=False)
+        return outputs.result()
 
     def _pass_over(self, module: FederatedModule, data: ClientDataModule) -> int:
         """Pass the training data through a model to compute its statistics; returns the number of batches."""
         self.activity = "gathering statistics"
-        return len(self.trainers.for_measuring().predict(StatisticsPass(module), datamodule=data) or [])
+        return len(self.trainers.for_evaluating().predict(StatisticsPass(module), datamodule=data) or [])
 
-    def measure(self, module: FederatedModule, data: ClientDataModule) -> dict[str, float]:
+    def metrics_of(self, module: FederatedModule, data: ClientDataModule) -> dict[str, float]:
         """Evaluate a model on validation data, if there are any, and on test data."""
         self.activity = "during evaluation"
-        trainer = self.trainers.for_measuring()
+        trainer = self.trainers.for_evaluating()
         results = []
         if data.info.num_val and trainer.limit_val_batches:
             results += trainer.validate(module, datamodule=data, verbose=False)
@@ -315,10 +348,10 @@ class Worker:
         return ", ".join(filter(None, (f"{who} in round {turn.round}", self.activity or phase)))
 
 
-def _is_of_torch(error: Exception) -> bool:
-    """Whether an error was raised in torch, and not in other code."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return str(frame.f_globals.get("__name__")).startswith("torch.")
+def _best(module: PublicDistillation, data: ClientDataModule) -> BestOnValidation | None:
+    if module.server_validation is None or not data.info.num_val:
+        return None
+    return BestOnValidation(f"val/{module.monitor}", module.higher_is_better, *module.server_validation)
 
 
 def private_state(module: FederatedModule) -> State | None:

@@ -13,7 +13,6 @@ from lightning_fed.engines.block import Block
 from lightning_fed.engines.compression import NONE, Compression
 from lightning_fed.engines.packing import Buffer, Packed, Packer, pack, unpicklable
 from lightning_fed.engines.preflight.one_process import refuse_several_processes
-from lightning_fed.engines.public_turns import PublicWorker
 from lightning_fed.engines.silence import quiet_lightning
 from lightning_fed.engines.turn_loop import QUIET, TrainerFactory
 from lightning_fed.engines.worker import Worker
@@ -55,7 +54,7 @@ class WorkerSpec:
         """A worker of this process. Networks that are built are used as they are; otherwise :meth:`build` is called."""
         if not self.template.is_built:
             self.build()
-        return PublicWorker(self.template, self.data, self.new_trainer, self.seed, self.initial, self.compression, self.examples)
+        return Worker(self.template, self.data, self.new_trainer, self.seed, self.initial, self.compression, self.examples)
 
     def build(self) -> None:
         """Build the template's networks, if necessary, in the precision of the Trainers, which all states then have from the first

@@ -1,9 +1,9 @@
 """Evaluation of the clients' models and of the server's models after a round."""
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from lightning_fed.core.aggregation import WeightedMean, check_form, check_payload
+from lightning_fed.core.aggregation import WeightedMean, check_payload
 from lightning_fed.core.messages import STAGES, Broadcast, ClientUpdate, Turn
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.server import Server
@@ -12,12 +12,10 @@ from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines.worker import Worker
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.meters import private_shares, spread_all
+from lightning_fed.federation.turns import RoundTurns
 from lightning_fed.seeding import UNSEEN, seeded
 from lightning_fed.storage.manifest import Metrics
 from lightning_fed.tensors import State
-
-CarryOut = Callable[[Iterable[Turn]], Iterator[tuple[Turn, ClientUpdate]]]
-"""Runs turns and yields them with their updates, without failed ones."""
 
 
 class Evaluation:
@@ -30,7 +28,7 @@ class Evaluation:
         clients: clients whose models are evaluated; statistics are computed on the data of those that take part.
         unseen: ids of clients that never take part in training, which are evaluated separately.
         local: a worker in this process.
-        carry_out: runs turns.
+        turns: runs turns.
         seed: the run's seed.
 
     Attributes:
@@ -45,7 +43,7 @@ class Evaluation:
         clients: Sequence[ClientInfo],
         unseen: Collection[int],
         local: Worker,
-        carry_out: CarryOut,
+        turns: RoundTurns,
         seed: int,
     ) -> None:
         self.results: dict[int, Metrics] = {}
@@ -53,21 +51,20 @@ class Evaluation:
         self._clients = [client for client in clients if client.id not in unseen]
         self._unseen = [client for client in clients if client.id in unseen]
         self._eligible_clients = [client for client in clients if client.takes_part]
-        self._local, self._carry_out, self._seed = local, carry_out, seed
+        self._local, self._turns, self._seed = local, turns, seed
         self._gathered: int | None = None  # the round of the current statistics
 
-    def measure(self, round_number: int, last_rounds: Mapping[int, int], final: bool) -> Metrics:
+    def evaluate(self, round: int, final: bool) -> Metrics:
         """Evaluate each client's model, with the new broadcast, on its own data, and the server's models on the pooled data.
 
         Args:
-            round_number: the round that was completed.
-            last_rounds: round of each client's private state, by id; 0 if missing.
+            round: the round that was completed.
             final: whether it was the last round, in which clients that are fine-tuned ``last`` are evaluated twice.
 
         Returns:
             The round's columns.
         """
-        self.refresh_statistics(round_number, last_rounds)
+        self.refresh_statistics(round)
         models = self._server.global_models() if self._data.at_hand else {}
         everybody = self._data.pooled().info if models else None
         always = self._model.fine_tuning.when == "always"
@@ -75,19 +72,16 @@ class Evaluation:
         def turns() -> Iterator[Turn]:
             for model in models.values():  # first, because they take longest
                 assert everybody is not None
-                yield Turn("evaluate", everybody, round_number, model)
+                yield Turn("evaluate", everybody, round, model)
             for fine_tune in [always] if always or not final else [False, True]:
                 for client in self._clients:
-                    broadcast = self._server.evaluation_broadcast(client)
-                    yield Turn(
-                        "evaluate", client, round_number, broadcast, last_round=last_rounds.get(client.id, 0), fine_tune=fine_tune
-                    )
+                    broadcast, last = self._server.evaluation_broadcast(client), self._turns.last_rounds.get(client.id, 0)
+                    yield Turn("evaluate", client, round, broadcast, last_round=last, fine_tune=fine_tune)
 
         self.results = {}
         tuned: dict[int, Metrics] = {}  # if clients are also evaluated without fine-tuning
         of_server: Metrics = {}
-        for turn, update in self._carry_out(turns()):
-            check_form(update)
+        for turn, update in self._turns.run(turns()):
             if update.client == SERVER:
                 name = next(name for name, model in models.items() if model is turn.broadcast)
                 of_data = {column: value for column, value in update.metrics.items() if column.startswith(("val/", "test/"))}
@@ -98,27 +92,26 @@ class Evaluation:
         costs = {"fine_tune/flops": sum(spent)} if spent else {}
         of_clients = spread_all("after", self.results.values()) | spread_all("fine_tuned", tuned.values())
         row = of_clients | private_shares(self.results.values()) | of_server | costs
-        return row | self._measure_unseen(round_number, row) if self._unseen else row
+        return row | self._evaluate_unseen(round, row) if self._unseen else row
 
-    def _measure_unseen(self, round_number: int, row: Metrics) -> Metrics:
+    def _evaluate_unseen(self, round: int, row: Metrics) -> Metrics:
         """Evaluate clients that never take part in training: ``unseen/<stage>/…`` for each of :data:`.STAGES`, and the advantage of
         participating clients (``unseen/gap``). Clients without training examples only have the first stage.
         """
         server = copy.copy(self._server)  # so that their round leaves no trace
-        with seeded(self._seed, UNSEEN, round_number):
-            server.on_round_start(round_number, self._unseen)
+        with seeded(self._seed, UNSEEN, round):
+            server.on_round_start(round, self._unseen)
 
         def turns() -> Iterator[Turn]:
             for client in self._unseen:
                 measured = server.evaluation_broadcast(client)
                 if self._data.at_hand and client.num_train:
-                    yield Turn("personalize", client, round_number, server.broadcast(client), measured_with=measured)
+                    yield Turn("personalize", client, round, server.broadcast(client), evaluated_with=measured)
                 else:
-                    yield Turn("evaluate", client, round_number, measured, fine_tune=False)
+                    yield Turn("evaluate", client, round, measured, fine_tune=False)
 
         flops = 0.0
-        for turn, update in self._carry_out(turns()):
-            check_form(update)
+        for turn, update in self._turns.run(turns()):
             stages = "" if turn.verb == "personalize" else f"{STAGES[0]}/"
             flops += update.metrics.get("flops", 0.0)
             self.results[update.client] = {f"{stages}{name}": value for name, value in update.metrics.items()}
@@ -135,24 +128,27 @@ class Evaluation:
             found["unseen/gap"] = row[seen] - found[new]
         return found | ({"unseen/flops": flops} if flops else {})
 
-    def refresh_statistics(self, round_number: int, last_rounds: Mapping[int, int]) -> None:
+    def refresh_statistics(self, round: int) -> None:
         """Recompute the statistics of the models once after a round, for methods that have statistics."""
-        if self._model.has_statistics and self._gathered != round_number:
-            self._server.refresh_statistics(lambda model: self._statistics_of(model, round_number, last_rounds))
-            self._gathered = round_number
+        if self._model.has_statistics and self._gathered != round:
+            self._server.refresh_statistics(lambda model: self._statistics_of(model, round))
+            self._gathered = round
 
-    def _statistics_of(self, model: Broadcast, round_number: int, last_rounds: Mapping[int, int]) -> State:
+    def _statistics_of(self, model: Broadcast, round: int) -> State:
         """Mean of the participants' statistics of a model, with equal weight for each batch."""
         turns = (
-            Turn("compute_statistics", client, round_number, model, last_round=last_rounds.get(client.id, 0))
+            Turn("compute_statistics", client, round, model, last_round=self._turns.last_rounds.get(client.id, 0))
             for client in self._eligible_clients
         )
         expected = self._local.load(self._eligible_clients[0], model, None).statistics()
-        mean = WeightedMean()
-        for _, update in self._carry_out(turns):
-            check_form(update, "batches")
+
+        def checked(turn: Turn, update: ClientUpdate) -> ClientUpdate:
             check_payload(update, expected)
+            return update
+
+        mean = WeightedMean()
+        for _, update in self._turns.run(turns, checked):
             mean.add(update.state, update.metrics["batches"])
         if not (statistics := mean.result()):
-            raise FederationError(f"No client computed statistics in round {round_number}: without them no model can be evaluated.")
+            raise FederationError(f"No client computed statistics in round {round}: without them no model can be evaluated.")
         return statistics

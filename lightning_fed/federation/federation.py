@@ -315,10 +315,8 @@ class Federation:
             datamodule: the clients' data.
             ckpt_path: checkpoint: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`. None: ``"last"``.
         """
-        looking = copy.copy(self)
-        looking.engine = InProcess()
-        with looking._opened(model, datamodule, looking._existing_checkpoint(ckpt_path, model), reading=True) as run:
-            self._newest = run
+        checkpoint = self._existing_checkpoint(ckpt_path, model)
+        with self._opened(model, datamodule, checkpoint, reading=True, engine=InProcess()) as run:
             return run
 
     @lines_shown()
@@ -419,8 +417,9 @@ class Federation:
         datamodule: FederatedDataModule,
         checkpoint: Checkpoint | None,
         reading: bool = False,
+        engine: Engine | None = None,
     ) -> Iterator[Run]:
-        """A run, new, continued or opened for reading, with its engine."""
+        """A run, new, continued or opened for reading; its engine is by default the federation's."""
         for name, given, kind in (("model", model, FederatedModule), ("datamodule", datamodule, FederatedDataModule)):
             if not isinstance(given, kind):
                 raise FederationError(f"{name} is {_called(given)}, expected an object of a subclass of {kind.__name__}.")
@@ -440,7 +439,7 @@ class Federation:
                 self._newest = run = Run(
                     model,
                     datamodule,
-                    self.engine,
+                    engine or self.engine,
                     self.new_trainer,
                     self.settings,
                     folder=folder,

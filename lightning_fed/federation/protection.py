@@ -1,4 +1,4 @@
-"""Client-level privacy of a run: what is refused, how the server is protected, and where its noise comes from."""
+"""How a run's server is protected: robust aggregation; client-level privacy, what it refuses, and where its noise comes from."""
 
 import json
 from collections.abc import Mapping
@@ -8,12 +8,64 @@ from typing import Any
 from zlib import crc32
 
 from lightning_fed.core.module import FederatedModule
-from lightning_fed.core.server import Server
+from lightning_fed.core.robust import Aggregation
+from lightning_fed.core.server import OptimizerUpdate, Server, ServerUpdate, mean_of_updates
 from lightning_fed.errors import require
 from lightning_fed.federation.cohorts import says_itself_who
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.privacy import ClientDP, ExampleDP
+from lightning_fed.privacy.client_dp import GaussianMechanism
 from lightning_fed.privacy.noise import Noise, SecretNoise, SeededNoise, read_key
+
+
+def aggregate_robustly(server: Server, model: FederatedModule, rule: Aggregation, cohort_size: int) -> None:
+    """Have a server combine updates by a robust rule instead of the mean.
+
+    Raises:
+        FederationError: if it does not average updates with the same tensors, or cohorts are too small for the rule.
+    """
+    require(
+        type(server).aggregate is Server.aggregate
+        and server.combine is mean_of_updates
+        and server.update.one_unit
+        and len(server.state) > 0,
+        f"{type(model).__name__} got aggregation={type(rule).__name__}, but its server does not take a mean of models that are all "
+        "alike: leave aggregation out, or choose another method, such as FedAvg.",
+    )
+    require(
+        cohort_size >= rule.least,
+        f"{type(rule).__name__} needs {rule.least} updates, and a round has {cohort_size} clients: draw larger cohorts, or give a "
+        "rule that needs fewer.",
+    )
+    buffers = [name for name, _ in model.named_buffers()]
+    server.combine = lambda updates, state: rule.combine(updates, state, server.round_state, buffers)
+
+
+def hide_clients(server: Server, model: FederatedModule, mechanism: GaussianMechanism) -> None:
+    """Have a server clip and hide each client's contribution.
+
+    Raises:
+        FederationError: if it would reveal something about a client that is not protected.
+    """
+    given, kind = f"{type(model).__name__} got privacy, but", type(server)
+    learns = ("train_on_public", "public_training", "refresh_statistics")
+    plain = ("aggregate", "broadcast", "on_round_start", "expected_payload", "weight", *learns)
+    require(
+        all(getattr(kind, hook) is getattr(Server, hook) for hook in plain)
+        and server.combine is mean_of_updates
+        and type(server.update) in (ServerUpdate, OptimizerUpdate),
+        f"{given} its server is more than a mean of what clients send, and it is not known how much one of them changes it: "
+        "choose a method such as FedAvg, FedPer or PFedLoRA, and no aggregation.",
+    )
+    require(len(server.state) > 0, f"{given} its clients send nothing: there is nothing to protect.")
+    buffers = {name for name, _ in model.named_buffers()}
+    exposed = [name for name, tensor in server.state.items() if name in buffers or not tensor.is_floating_point()]
+    require(
+        not exposed,
+        f"{given} clients send {next(iter(exposed), '')!r}, a statistic with units of its own: privacy needs a network without "
+        "batch norm in what travels (norm: group of ResNets), or FedBN.",
+    )
+    server.privacy, server.combine, server.weighting = mechanism, mechanism.combine, "uniform"
 
 
 def protect(
@@ -87,7 +139,7 @@ def protect(
         f"The run had z = {before.get('noise_multiplier')}, and {settings.rounds} rounds need {mechanism.multiplier} for ε = "
         f"{privacy.epsilon}: continue with as many rounds as it was begun with, or start a new run.",
     )
-    server.protect_with(mechanism, mechanism.combine, [name for name, _ in model.named_buffers()], method)
+    hide_clients(server, model, mechanism)
     identity["privacy"] = json.dumps(block | {"noise_multiplier": mechanism.multiplier}, sort_keys=True)
     return noise
 

@@ -33,7 +33,7 @@ from lightning_fed.federation.evaluation import Evaluation
 from lightning_fed.federation.example_privacy import protect_examples, refuse_what_tells_of_examples
 from lightning_fed.federation.meters import BestRound, Stopwatch, Target, running_totals, spread_all, training_means
 from lightning_fed.federation.participants import Participants
-from lightning_fed.federation.protection import protect, refuse_at_sites
+from lightning_fed.federation.protection import aggregate_robustly, protect, refuse_at_sites
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.federation.turns import RoundTurns
 from lightning_fed.privacy import ExampleDP
@@ -107,13 +107,8 @@ class Run:
         self._spec = replace(spec, initial=model.initial_originals())
         with seeded(self.seed, INITIAL):
             self.server = model.new_server(self.clients)
-        if (rule := settings.aggregation) is not None:
-            self.server.aggregate_with(rule, [name for name, _ in model.named_buffers()], type(model).__name__)
-            if self.cohort_size < rule.least:
-                raise FederationError(
-                    f"{type(rule).__name__} needs {rule.least} updates, and a round has {self.cohort_size} clients: draw larger "
-                    "cohorts, or give a rule that needs fewer."
-                )
+        if settings.aggregation is not None:
+            aggregate_robustly(self.server, model, settings.aggregation, self.cohort_size)
         if data.at_hand:
             refuse_unknown_tokens(model, data.pooled())
             check_generation(model, data)
@@ -140,11 +135,10 @@ class Run:
         self.round = 0
         self.completed = 0  # rounds of this process that are reported and, where due, in a checkpoint
         self.history: list[Metrics] = []
-        self.last_rounds: dict[int, int] = {}
-        self.merged_turns: dict[int, int] = {}  # per client
-        self._changed: set[int] = set()  # clients whose entries of these two changed after the last checkpoint
         self._stopwatch = Stopwatch()
         self._turns = RoundTurns(engine, self.server, data, self._stopwatch, settings)
+        self.last_rounds, self.merged_turns = self._turns.last_rounds, self._turns.merged_turns
+        self._changed: set[int] = set()  # clients whose entries of these two changed after the last checkpoint
         self._best = BestRound(self.monitored, self.metric, model.higher_is_better)
         self._target = Target(self.monitored("test"), self.target, model.higher_is_better) if self.target is not None else None
         self._continued = checkpoint
@@ -152,9 +146,7 @@ class Run:
             self._continue_from(checkpoint)
         self.local = self._spec.worker()  # for models on request; the engine runs the turns
         honest = [client for client in self.clients if client.id not in self.attackers]
-        self._evaluation = Evaluation(
-            model, self.server, data, honest, self.unseen, self.local, carry_out=self._turns.run, seed=self.seed
-        )
+        self._evaluation = Evaluation(model, self.server, data, honest, self.unseen, self.local, self._turns, self.seed)
         self.loggers = self._make_loggers(settings.logger)
         engine.open(self._spec, self.store)
 
@@ -268,7 +260,7 @@ class Run:
     def _train(self, cohort: Collection[ClientInfo], measure: bool) -> Iterator[ClientUpdate]:
         """Yields the cohort's updates as they are merged."""
         away = dropouts(list(cohort), self.settings.dropout, self.settings.quorum, self.seed, self.round)
-        updates = self._turns.train(self.round, cohort, measure, self.last_rounds, self.merged_turns, away)
+        updates = self._turns.train(self.round, cohort, measure, away)
         if self.settings.attack is not None:
             stream = np.random.default_rng([self.seed, ATTACK, self.round])
             updates = self.settings.attack.sent(updates, self.attackers, self.server.state, stream)
@@ -332,10 +324,10 @@ class Run:
 
     def _evaluate(self) -> Metrics:
         with self._stopwatch("evaluate"):
-            return self._evaluation.measure(self.round, self.last_rounds, self.round == self.rounds)
+            return self._evaluation.evaluate(self.round, self.round == self.rounds)
 
     def _refresh_statistics(self) -> None:
-        self._evaluation.refresh_statistics(self.round, self.last_rounds)
+        self._evaluation.refresh_statistics(self.round)
 
     def _is_due(self, every: int) -> bool:
         return self.round == self.rounds or (every > 0 and self.round % every == 0)
@@ -360,7 +352,7 @@ class Run:
         module = self.client_module(client)
         tested = {other.id: self.data.client(other.id) for other in self.clients} | {SERVER: self.data.pooled()}
         with isolated():
-            return {other: self.local.measure(module, data) for other, data in tested.items()}
+            return {other: self.local.metrics_of(module, data) for other, data in tested.items()}
 
     def server_module(self) -> FederatedModule:
         """The server's shared part, which may be a global model. The rest has its initial weights."""
@@ -432,7 +424,8 @@ class Run:
             store.restore(records, Checkpoints(checkpoint.run_folder).clients_folder)
         manifest = checkpoint.manifest
         self.round, self.history = manifest.round, checkpoint.history
-        self.last_rounds, self.merged_turns = checkpoint.last_rounds, checkpoint.merged_turns
+        self.last_rounds |= checkpoint.last_rounds
+        self.merged_turns |= checkpoint.merged_turns
         self._best.best = manifest.best
         if self._target and manifest.target == self.target:
             self._target.reached = manifest.reached

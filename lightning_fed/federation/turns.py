@@ -1,9 +1,9 @@
 """The turns of a round: what the server sends, and the updates that come back."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
-from lightning_fed.core.aggregation import check_form
+from lightning_fed.core.aggregation import REQUIRED, check_form
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn
 from lightning_fed.core.server import RunOnServer, Server, ServerVerb
 from lightning_fed.data import FederatedDataModule
@@ -31,6 +31,8 @@ class RoundTurns:
         settings: the federation's settings: its seed, and how messages are compressed.
 
     Attributes:
+        last_rounds: round of each client's last fit turn that was merged, and so of its private state, by id.
+        merged_turns: number of each client's fit turns that were merged, by id.
         updates: the current round's updates, without payloads.
         traffic: counts what was sent.
     """
@@ -39,6 +41,8 @@ class RoundTurns:
         self, engine: Engine, server: Server, data: FederatedDataModule, stopwatch: Stopwatch, settings: RunSettings
     ) -> None:
         self.engine = engine
+        self.last_rounds: dict[int, int] = {}
+        self.merged_turns: dict[int, int] = {}
         self.traffic = TrafficMeter()
         self.updates: list[ClientUpdate] = []
         self._server, self._data, self._stopwatch = server, data, stopwatch
@@ -46,27 +50,24 @@ class RoundTurns:
         self._compressed: dict[int, tuple[State, State]] = {}  # the last broadcasts by id: uncompressed and compressed
         self._arrived: tuple[State, State] = ({}, {})  # the last broadcast: compressed and decompressed
 
-    def run(self, turns: Iterable[Turn], receive: Receive | None = None) -> Iterator[tuple[Turn, ClientUpdate]]:
-        """Turns with their updates; see :func:`.run_turns`."""
-        return run_turns(self.engine, turns, receive)
+    def run(
+        self, turns: Iterable[Turn], receive: Receive | None = None, failure: str | None = None
+    ) -> Iterator[tuple[Turn, ClientUpdate]]:
+        """Turns with their updates, whose form has been checked; see :func:`.run_turns`."""
 
-    def train(
-        self,
-        round: int,
-        cohort: Iterable[ClientInfo],
-        measure: bool,
-        last_rounds: Mapping[int, int],
-        merged: Mapping[int, int],
-        away: Collection[int] = (),
-    ) -> Iterator[ClientUpdate]:
+        def checked(turn: Turn, update: ClientUpdate) -> ClientUpdate:
+            check_form(update, *REQUIRED.get(turn.verb, ()))
+            return update if receive is None else receive(turn, update)
+
+        return run_turns(self.engine, turns, checked, failure)
+
+    def train(self, round: int, cohort: Iterable[ClientInfo], measure: bool, away: Collection[int] = ()) -> Iterator[ClientUpdate]:
         """The cohort's updates in client order, checked and counted.
 
         Args:
             round: number of the round.
             cohort: the participants.
             measure: whether each trained model is evaluated.
-            last_rounds: round of each client's private state, by id; 0 if missing.
-            merged: number of each client's merged turns, by id; 0 if missing.
             away: ids of clients that receive the model and drop out.
         """
         self.updates = []
@@ -78,8 +79,8 @@ class RoundTurns:
                 self.traffic.down(client.id, broadcast)
                 if client.id in away:
                     continue
-                last = last_rounds.get(client.id, 0)
-                yield Turn("fit", client, round, broadcast, measure, last, turns=merged.get(client.id, 0))
+                last, merged = self.last_rounds.get(client.id, 0), self.merged_turns.get(client.id, 0)
+                yield Turn("fit", client, round, broadcast, measure, last, turns=merged)
 
         for _, update in self._stopwatch.each("fit", self.run(turns(), self._receive)):
             self.updates.append(ClientUpdate(update.client, update.num_examples, {}, update.metrics))
@@ -91,9 +92,7 @@ class RoundTurns:
         def each(verb: ServerVerb, models: Iterable[Broadcast]) -> Iterator[ClientUpdate]:
             info = self._data.pooled().info if verb == "evaluate" else self._data.public_set().info
             lost = f"The server's own turns of round {round} were lost, without which it cannot train"
-            for _, update in run_turns(self.engine, (Turn(verb, info, round, model) for model in models), failure=lost):
-                check_form(update)
-                yield update
+            return (update for _, update in self.run((Turn(verb, info, round, model) for model in models), failure=lost))
 
         return each
 
@@ -109,13 +108,14 @@ class RoundTurns:
 
         metrics = {update.client: update.metrics for update in self.updates}
         for _, update in self._stopwatch.each("fit", self.run(turns())):
-            check_form(update, "flops")
             trained = metrics[update.client]
             metrics[update.client] = trained | update.metrics | {"flops": trained["flops"] + update.metrics["flops"]}
         self.updates = [replace(update, metrics=metrics[update.client]) for update in self.updates]
 
     def _sent(self, client: ClientInfo, broadcast: Broadcast, round: int) -> Broadcast:
-        """A compressed broadcast. The last :data:`KEPT` are reused, so that one for many clients is compressed once."""
+        """A compressed broadcast, which the :class:`.Worker` expands. The last :data:`KEPT` are reused: one for many clients is
+        compressed once.
+        """
         if client.id == SERVER or self._compression.down == "none":  # the server's own turns are not sent
             return broadcast
         if (found := self._compressed.get(id(broadcast.state))) is None:
@@ -127,10 +127,9 @@ class RoundTurns:
         return replace(broadcast, state=found[1])
 
     def _receive(self, turn: Turn, update: ClientUpdate) -> ClientUpdate:
-        """A decompressed and checked update; counts what was sent."""
+        """An update that the :class:`.Worker` compressed, decompressed and checked; counts what was sent."""
         expanded, sent = update, turn.broadcast
         if turn.client.id != SERVER and self._compression != NONE:
-            check_form(update)
             if self._arrived[0] is not sent.state:
                 self._arrived = sent.state, self._compression.expand_broadcast(sent.state)
             sent = replace(sent, state=self._arrived[1])

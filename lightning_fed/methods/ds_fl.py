@@ -159,9 +159,9 @@ class DSFL(PublicDistillation):
         rows = torch.searchsorted(self.public_examples.to(numbers), numbers)
         return cross_entropy(self(x), self.labels[rows])
 
-    def after_training(self, reviewed: State) -> None:
-        if OUTPUTS in reviewed:
-            self.public_predictions = {PROBABILITIES: reviewed[OUTPUTS].softmax(dim=1).to(self.dtype)}
+    def after_training(self, sums: State) -> None:
+        if OUTPUTS in sums:
+            self.public_predictions = {PROBABILITIES: sums[OUTPUTS].softmax(dim=1).to(self.dtype)}
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """A server with its own model, drawn from the running random stream, and the labels for the clients."""

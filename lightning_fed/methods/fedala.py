@@ -41,6 +41,7 @@ class FedALA(WholeServerModule):
         **kwargs: see :class:`.FederatedModule`. The authors: SGD, lr 0.005, one epoch, batches of 10.
     """
 
+    beside_the_model = ("last.", "weights.", "turns")
     flops_on_meta = False  # the phases of a turn depend on the number of earlier turns
 
     turns: Tensor
@@ -77,10 +78,6 @@ class FedALA(WholeServerModule):
         self.weights = nn.ParameterDict({name.replace(".", "/"): torch.ones_like(p) for name, p in mixed.items()})
         self.register_buffer("turns", torch.tensor(0))
 
-    def shared_names(self) -> set[str]:
-        """Names in the network; the rest stays."""
-        return {name for name in super().shared_names() if not name.startswith(("last.", "weights.")) and name != "turns"}
-
     def recomputed_buffers(self) -> set[str]:
         """The received layers, which neither travel nor stay: each broadcast brings them anew."""
         return {f"global_layers.{name.replace('.', '/')}" for name in self.global_layers}
@@ -101,12 +98,8 @@ class FedALA(WholeServerModule):
     def load_broadcast(self, broadcast: Broadcast) -> None:
         """Load the server's model, and mix its last layers with those of the client's last model."""
         super().load_broadcast(broadcast)
-        self.global_layers.update(self.mixed())
+        self.global_layers.update(self.global_layers.counterparts(self))
         self.mix()
-
-    def mixed(self) -> dict[str, nn.Parameter]:
-        """The mixed parameters, by name."""
-        return {name: parameter for name, parameter in self.named_parameters() if name in self.last}
 
     def mixture(self) -> State:
         r""":math:`\hat\theta` of the last layers, by name. With weight 0 or 1 it is one of the two models, bit for bit."""
@@ -117,7 +110,7 @@ class FedALA(WholeServerModule):
     def mix(self) -> None:
         """Set the network's last layers to the mixture."""
         mixture = self.mixture()
-        for name, parameter in self.mixed().items():
+        for name, parameter in self.last.counterparts(self).items():
             parameter.copy_(mixture[name])
 
     def phases(self) -> list[Phase]:
@@ -154,7 +147,7 @@ class FedALA(WholeServerModule):
                 weight.clamp_(0, 1)
             self.mix()
 
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         """Keep the trained layers as the last model."""
-        self.last.update(self.mixed())
+        self.last.update(self.last.counterparts(self))
         self.turns += 1

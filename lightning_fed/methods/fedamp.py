@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fed.core import (
@@ -100,21 +100,17 @@ class FedAMP(FederatedModule):
         super().build()
         self.cloud = BufferDict({name: p for name, p in self.named_parameters() if p.requires_grad}, persistent=False)
 
-    def learning(self) -> dict[str, nn.Parameter]:
-        """The trainable parameters, by name."""
-        return {name: p for name, p in self.named_parameters() if name in self.cloud}
-
     def shared_names(self) -> set[str]:
         """Empty: nothing is shared by all clients."""
         return set()
 
     def payload(self) -> State:
         """The client's parameters."""
-        return {MODEL + name: p for name, p in self.learning().items()}
+        return {MODEL + name: p for name, p in self.cloud.counterparts(self).items()}
 
     def initialized_from(self) -> dict[str, str]:
         """All clients start from one model."""
-        return {name: MODEL + name for name in self.learning()}
+        return {name: MODEL + name for name in self.cloud}
 
     def load_payload(self, payload: State) -> None:
         """Load the cloud model, if there is one; there is none when the client's own model is evaluated."""
@@ -141,13 +137,13 @@ class FedAMP(FederatedModule):
 
     def proximal_term(self) -> Tensor:
         r""":math:`\frac{\lambda}{2 \alpha_k} \lVert w - u_i \rVert^2`, over the trainable parameters."""
-        distance = half_squared_distance(self.learning().values(), self.cloud.values())
+        distance = half_squared_distance(self.cloud.counterparts(self).values(), self.cloud.values())
         return torch.as_tensor(self.strength() * distance, device=self.device)
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Take the proximal step of the second term, if that is not a part of the loss."""
         if self.is_drawn and self.proximal == "closed_form" and self.phase.name == "local":
-            proximal_step(optimizer, {p: self.cloud[name] for name, p in self.learning().items()}, self.strength())
+            proximal_step(optimizer, {p: self.cloud[name] for name, p in self.cloud.counterparts(self).items()}, self.strength())
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """A server that keeps and mixes the latest parameters of all clients."""

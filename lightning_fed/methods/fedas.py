@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fed.core import ClientInfo, Phase, Server, State, WeightedMean, widened
+from lightning_fed.core.class_rows import class_means, class_sums
 from lightning_fed.errors import require
 from lightning_fed.methods.fedper import FedPer
 from lightning_fed.models import Backbones
@@ -129,17 +130,15 @@ class FedAS(FedPer):
         with torch.enable_grad():
             learning = self.learning_parameters(self)
             gradients = torch.autograd.grad(self.client_loss(batch), learning, materialize_grads=True)
-        features = widened(self.backbone.encode(x))
-        belongs = (y == torch.arange(self.num_classes, device=y.device)[:, None]).to(features.dtype)
         trace = torch.stack([gradient.float().square().sum() for gradient in gradients]).sum()
-        return {"features": belongs @ features, "examples": belongs.sum(1), FISHER: trace}
+        return class_sums(self.backbone.encode(x), y, self.num_classes) | {FISHER: trace}
 
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         """Keep the means, and note the trace."""
-        examples = reviewed["examples"]
-        self.class_means.copy_(reviewed["features"] / examples.clamp(min=1)[:, None])
+        means, examples = class_means(sums)
+        self.class_means.copy_(means)
         self.known.copy_(examples > 0)
-        self.fisher_trace.copy_(reviewed[FISHER])
+        self.fisher_trace.copy_(sums[FISHER])
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """FedPer's server, with weights by the trace."""

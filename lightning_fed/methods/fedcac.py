@@ -101,7 +101,7 @@ class FedCAC(KeepsGlobalParameters):
         self.critical = torch.zeros_like(self.critical)
 
     @torch.no_grad()
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         if self.epochs if self.steps is None else self.steps:
             own = dict(self.named_parameters())
             masks = [critical_entries((own[name] - start) * own[name], self.tau) for name, start in self.global_parameters.items()]

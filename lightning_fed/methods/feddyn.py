@@ -40,6 +40,7 @@ class FedDyn(WholeServerModule, KeepsGlobalParameters):
     """
 
     weighting = "uniform"
+    beside_the_model = ("own_gradient.",)
 
     def __init__(
         self, backbone: Backbones, num_classes: PositiveInt | None = None, alpha: PositiveFloat = 0.1, **kwargs: Any
@@ -50,10 +51,6 @@ class FedDyn(WholeServerModule, KeepsGlobalParameters):
     def build(self) -> None:
         super().build()
         self.own_gradient = BufferDict({name: torch.zeros_like(p) for name, p in self.named_parameters() if p.requires_grad})
-
-    def shared_names(self) -> set[str]:
-        """Names in the network; the client's :math:`g_k` stays."""
-        return {name for name in super().shared_names() if not name.startswith("own_gradient.")}
 
     def phases(self) -> list[Phase]:
         """FedAvg's phase, with a penalty."""
@@ -66,7 +63,7 @@ class FedDyn(WholeServerModule, KeepsGlobalParameters):
         return self.alpha * half_squared_distance(own.values(), self.global_parameters.values()) - linear
 
     @torch.no_grad()
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         """Compute the new :math:`g_k`; without a step it does not change."""
         if any(phase.epochs or phase.steps for phase in self.phases()):
             for name, parameter in self.learning().items():

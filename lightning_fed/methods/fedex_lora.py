@@ -35,8 +35,7 @@ class FedExLoRA(ExactLoRA):
                 f"FedExLoRA adds the averaging error to weights in {half}, and most of it is smaller than their spacing: it acts "
                 "once it has grown, and until then this is HOMLoRA. Load the network in float32."
             )
-        combine = MeanAndError(self.matrices)
-        return ExactServer(self.shared_state(), self.matrices, self.rank_of(clients), self.weighting, combine)
+        return ExactServer(self, clients, MeanAndError(self.matrices))
 
 
 @dataclass(frozen=True)

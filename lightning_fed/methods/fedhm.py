@@ -1,6 +1,6 @@
 """FedHM (Yao et al. 2021, https://arxiv.org/abs/2111.14655)."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
@@ -154,7 +154,8 @@ class FedHM(SizedModule):
         for ratio in filter(None, self.model_sizes):
             for name in layers:
                 rank_of(cast(Tensor, self.backbone.get_submodule(name).weight), ratio, name)  # refuses an impossible rank
-        return self.server_class(*self.sizes(clients), layers=[f"backbone.{name}" for name in layers])
+        factorized = [f"backbone.{name}" for name in layers]
+        return self.server_class(self.shared_state(), clients, self, self.head_names(), factorized)
 
 
 def weight_decay_of(optimizer: OptimizerCallable) -> float:
@@ -183,14 +184,16 @@ class FedHMServer(SizedServer):
     """Sends truncated factors, multiplies them back and averages at full rank.
 
     Args:
-        *sizes: see :class:`SizedServer`; here rank ratios.
+        state, clients, method, heads: see :class:`.SizedServer`; sizes are rank ratios.
         layers: names of the factorized layers.
     """
 
     version_name = "rank"
 
-    def __init__(self, *sizes: Any, layers: Sequence[str] = ()) -> None:
-        super().__init__(*sizes)
+    def __init__(
+        self, state: State, clients: Sequence[ClientInfo], method: Any, heads: Collection[str] = (), layers: Sequence[str] = ()
+    ) -> None:
+        super().__init__(state, clients, method, heads)
         self.layers = layers
         self._source: State | None = None
         self._decomposed = Decomposed({}, Energy())

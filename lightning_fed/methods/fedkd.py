@@ -123,7 +123,7 @@ class FedKD(MutualLearningModule):
         self.before.update(mentee)
         self._change = {}
 
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         """Compute the change of the mentee, and reset the client's copy to the common mentee."""
         before = dict(self.before.items())
         change = {name: t - before[name] if t.is_floating_point() else t.clone() for name, t in self.learned().items()}

@@ -8,7 +8,7 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 
 from lightning_fed.core import Broadcast, ClientInfo, EntryMean, FederationError, Server, State, one_per_architecture, widened
-from lightning_fed.core.class_rows import pack_rows, unpack_rows
+from lightning_fed.core.class_rows import class_means, class_sums, pack_rows, unpack_rows
 from lightning_fed.methods.families.class_rows import ClassRowsModule, ClassRowsServer
 from lightning_fed.models import Backbones
 from lightning_fed.models.factory import name_of
@@ -96,7 +96,7 @@ class FedProto(ClassRowsModule):
     def post_training_step(self, batch: Any) -> State:
         """Sum of a batch's features per class, and the numbers of examples."""
         x, y = self.unpack(batch)
-        return self._sums(self.backbone.encode(x), y)
+        return class_sums(self.backbone.encode(x), y, self.num_classes)
 
     @property
     def has_post_training_step(self) -> bool:
@@ -111,24 +111,16 @@ class FedProto(ClassRowsModule):
         self.passing = []
         loss = super().client_step(batch)
         for passed in self.passing if self.prototypes_of == "last_epoch" else ():
-            for name, tensor in self._sums(*passed).items():
+            for name, tensor in class_sums(*passed, self.num_classes).items():
                 self.passed_by[name] = self.passed_by[name] + tensor if name in self.passed_by else tensor
         return loss
 
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         """Compute the prototypes of the classes that the client has examples of."""
-        if sums := reviewed or self.passed_by:
-            counts = sums["examples"]
-            means = (sums["features"] / counts.clamp(min=1)[:, None]).to(self.rows.dtype)
-            self.own = pack_rows(PROTOTYPES, means, counts > 0, counts if self.weighting == "examples" else None)
-
-    def _sums(self, features: Tensor, y: Tensor) -> State:
-        """Sums of features by class, ``(C, D)``, and numbers of examples. A product, because ``index_add`` has no fixed order on a
-        GPU.
-        """
-        belongs = y == torch.arange(self.num_classes, device=y.device)[:, None]
-        features = widened(features)
-        return {"features": belongs.to(features.dtype) @ features, "examples": belongs.sum(1)}
+        if sums or self.passed_by:
+            means, counts = class_means(sums or self.passed_by)
+            weights = counts if self.weighting == "examples" else None
+            self.own = pack_rows(PROTOTYPES, means.to(self.rows.dtype), counts > 0, weights)
 
     def client_loss(self, batch: Any) -> Tensor:
         """The loss of the head's logits plus λR."""

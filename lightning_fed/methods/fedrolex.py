@@ -1,7 +1,6 @@
 """FedRolex (Alam et al., NeurIPS 2022, https://arxiv.org/abs/2212.01548)."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 
@@ -26,24 +25,25 @@ class FedRolex(HeteroFL):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """A server that averages each entry over the clients whose window covered it."""
         self.refuse_frozen("cuts narrower networks out of one")
-        return FedRolexServer(*self.sizes(clients))
+        return FedRolexServer(self, clients)
 
 
 class FedRolexServer(HeteroFLServer):
     """Rolls the window to the front, treats it as HeteroFL does, and rolls it back.
 
     Args:
-        *sizes: see :class:`SizedServer`.
+        method: the method, built.
+        clients: all clients.
 
     Attributes:
         hidden: the dimensions of each tensor that are hidden channels, and the number of entries that each channel has there.
     """
 
-    def __init__(self, *sizes: Any) -> None:
-        super().__init__(*sizes)
+    def __init__(self, method: HeteroFL, clients: Sequence[ClientInfo]) -> None:
+        super().__init__(method, clients)
         # What is hidden: the dimensions that a narrower network has smaller. The narrowest possible has one channel everywhere, so
         # that its sizes are those of one channel: 1, or the pixels of each channel if a layer takes flattened images.
-        narrowest = self.method.shapes(1e-9)
+        narrowest = method.shapes(1e-9)
         self.hidden = {
             name: {d: least for d, (size, least) in enumerate(zip(tensor.shape, narrowest[name], strict=True)) if least < size}
             for name, tensor in self.state.items()

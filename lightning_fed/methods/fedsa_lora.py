@@ -29,7 +29,7 @@ class FedSALoRA(LoRAModule):
         return {f"backbone.{name}" for name in adapter_names(self.backbone, "A")}
 
     def trainable(self) -> list[nn.Parameter]:
-        """Names in A, B and the head."""
+        """A, B and the head."""
         return self.learning_parameters(self.backbone)
 
     def export_adapter(self, folder: Path, private: bool = True) -> None:

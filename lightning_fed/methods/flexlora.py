@@ -1,6 +1,6 @@
 """FlexLoRA (Bai, Chen, Qian, Yao & Li, NeurIPS 2024, https://arxiv.org/abs/2402.11505)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -53,30 +53,21 @@ class FlexLoRA(ExactLoRA):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """A server that averages products and decomposes their mean."""
-        return FlexLoRAServer(self.shared_state(), self.matrices, self.rank_of(clients), self.weighting, self.partition)
+        return FlexLoRAServer(self, clients)
 
 
 class FlexLoRAServer(ExactServer):
     """Keeps the mean of the products as stacked factors, its best factors of the largest rank, and the head.
 
     Args:
-        state: the adapter and the head before the first round.
-        matrices: the adapted matrices.
-        ranks: of the clients, by id.
-        weighting: how updates are weighted.
-        partition: see :class:`FlexLoRA`.
+        method: the method, built.
+        clients: all clients.
     """
 
-    def __init__(
-        self,
-        state: State,
-        matrices: Matrices,
-        ranks: Mapping[int, int],
-        weighting: Literal["examples", "uniform"],
-        partition: Partition,
-    ) -> None:
-        self.decompose = Decompose(matrices, set(ranks.values()), state, partition)
-        super().__init__(state, matrices, ranks, weighting, self.decompose)
+    def __init__(self, method: FlexLoRA, clients: Sequence[ClientInfo]) -> None:
+        ranks = set(method.rank_of(clients).values())
+        self.decompose = Decompose(method.matrices, ranks, method.shared_state(), method.partition)
+        super().__init__(method, clients, self.decompose)
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """The best factors of the client's rank: ranks beyond it do not travel."""

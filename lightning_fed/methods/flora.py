@@ -1,6 +1,6 @@
 """FLoRA, by stacking (Wang, Shen, He, Sun, Sun, Huang & Li, NeurIPS 2024, https://arxiv.org/abs/2409.05976)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -49,25 +49,21 @@ class FLoRA(ExactLoRA):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """A server that stacks the adapters."""
-        return FLoRAServer(self.shared_state(), self.matrices, self.rank_of(clients), self.weighting)
+        return FLoRAServer(self, clients)
 
 
 class FLoRAServer(ExactServer):
     """Keeps the head, the changes of the frozen matrices, and the seed of the round's adapters.
 
     Args:
-        state: the adapter and the head before the first round.
-        matrices: the adapted matrices.
-        ranks: of the clients, by id.
-        weighting: how updates are weighted.
+        method: the method, built.
+        clients: all clients.
     """
 
-    def __init__(
-        self, state: State, matrices: Matrices, ranks: Mapping[int, int], weighting: Literal["examples", "uniform"]
-    ) -> None:
-        super().__init__(state, matrices, ranks, weighting, Stack(matrices))
-        factors = matrices.factor_names()
-        self.state = {name: t for name, t in state.items() if name not in factors} | {START: torch.randint(2**31, ())}
+    def __init__(self, method: FLoRA, clients: Sequence[ClientInfo]) -> None:
+        super().__init__(method, clients, Stack(method.matrices))
+        factors = self.matrices.factor_names()
+        self.state = {name: t for name, t in self.state.items() if name not in factors} | {START: torch.randint(2**31, ())}
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """Everything but the adapter, which the client draws."""

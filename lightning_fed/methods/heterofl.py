@@ -84,7 +84,7 @@ class HeteroFL(SizedModule):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """A server that averages each entry over the clients that cover it."""
         self.refuse_frozen("cuts narrower networks out of one")
-        return HeteroFLServer(*self.sizes(clients))
+        return HeteroFLServer(self, clients)
 
 
 def own_width(factory: Callable[..., nn.Module]) -> float:
@@ -96,14 +96,15 @@ class HeteroFLServer(SizedServer):
     """Versions are the leading indices of every dimension.
 
     Args:
-        *sizes: see :class:`SizedServer`.
+        method: the method, built.
+        clients: all clients.
     """
 
     version_name = "width"
 
-    def __init__(self, *sizes: Any) -> None:
-        super().__init__(*sizes)
-        self.shapes = {width: self.method.shapes(width) for width in self.model_sizes if width is not None}
+    def __init__(self, method: HeteroFL, clients: Sequence[ClientInfo]) -> None:
+        super().__init__(method.shared_state(), clients, method, method.head_names())
+        self.shapes = {width: method.shapes(width) for width in self.model_sizes if width is not None}
 
     def version(self, size: float | None) -> State:
         """The leading part; views, no copies."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, Phase, Server, State, WeightedMean, noted
+from lightning_fed.core.phased_module import moment_parts
 from lightning_fed.methods.families.lora import LoRAModule
 from lightning_fed.models.adapters import COMMON
 from lightning_fed.models.transformer import TransformerFactory
@@ -109,16 +110,14 @@ class HETLoRA(LoRAModule):
         """The payload, without a dropped tail."""
         return super().shared_state() if self._kept is None else truncated(super().shared_state(), self._kept)
 
-    def load_private_state(self, state: State) -> None:
+    def load_moments(self, moments: State) -> None:
         """Drop the moments of ranks that were dropped since."""
+        super().load_moments(moments)
         own = dict(self.named_parameters())
-        fitting = {}
-        for name, tensor in state.items():
-            parameter = own.get(name.rpartition("/")[0].partition("/")[2].partition("/")[2])
-            if parameter is not None and tensor.dim() == parameter.dim():
-                tensor = tensor[tuple(slice(size) for size in parameter.shape)].clone()
-            fitting[name] = tensor
-        super().load_private_state(fitting)
+        for name, tensor in moments.items():
+            parameter = own[moment_parts(name)[1]]
+            if tensor.dim() == parameter.dim():
+                self.moments[name] = tensor[tuple(slice(size) for size in parameter.shape)].clone()
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """A server that truncates, pads, and averages by norm."""

@@ -42,6 +42,8 @@ class MOON(WholeServerModule, KeepsGlobalParameters):
         **kwargs: see :class:`.FederatedModule`. The paper: SGD, lr 0.01, momentum 0.9, weight decay 1e-5, 10 ``epochs``.
     """
 
+    beside_the_model = ("previous.",)
+
     def __init__(
         self,
         backbone: Backbones,
@@ -63,10 +65,6 @@ class MOON(WholeServerModule, KeepsGlobalParameters):
         frozen, network = self.find_frozen(), _of_the_network(self.state_dict())
         self.previous = BufferDict({name: tensor for name, tensor in network.items() if name not in frozen})
 
-    def shared_names(self) -> set[str]:
-        """Names in the network; the last one stays."""
-        return {name for name in super().shared_names() if not name.startswith("previous.")}
-
     def initialized_from(self) -> dict[str, str]:
         """The last model starts as the first received one."""
         return {f"previous.{name.replace('.', '/')}": name for name in self.previous}
@@ -77,10 +75,9 @@ class MOON(WholeServerModule, KeepsGlobalParameters):
 
     def remembered(self) -> dict[str, Tensor]:
         """All tensors of the network that travel, with the statistics that eval mode needs."""
-        shared = self.shared_names()
-        return {name: tensor for name, tensor in _of_the_network(self.state_dict()).items() if name in shared}
+        return {name: tensor for name, tensor in _of_the_network(self.state_dict()).items() if name in self._shared}
 
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         """Keep the trained model as the last one."""
         self.previous.update(self.remembered())
 

@@ -96,8 +96,7 @@ class PerFedAvg(SecondOrderModule):
 
     def learnable(self) -> State:
         """Trainable tensors by name, separate from the parameters themselves."""
-        shared = self.shared_names()
-        return {name: p.detach().requires_grad_() for name, p in self.named_parameters() if name in shared}
+        return {name: p.detach().requires_grad_() for name, p in self.named_parameters() if name in self._shared}
 
     def adapted(self, point: State, batch: Any, graph: bool = False) -> State:
         """One step of gradient descent from a point."""

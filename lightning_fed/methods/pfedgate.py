@@ -131,7 +131,7 @@ class PFedGate(KeepsGlobalParameters):
         """Start a new turn; a broadcast has no such bits."""
         self._moved = None
 
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         before = {name.removeprefix(PREFIX): tensor for name, tensor in self.global_parameters.items()}
         self._moved = self.blocks.moved(self.learning(), before)
 

@@ -74,7 +74,7 @@ class PFedSD(PersonalModule):
         self._has_teacher = bool(self.trained)
 
     @torch.no_grad()
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         """Keep the trained model as the personal one."""
         self.personal.load_state_dict(self.backbone.state_dict())
         self.trained.fill_(True)

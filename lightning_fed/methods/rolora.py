@@ -30,7 +30,7 @@ class RoLoRA(LoRAModule):
 
     def trainable(self) -> list[nn.Parameter]:
         """The other factor, and the head."""
-        names = self.shared_names() - self.resting_names()
+        names = self._shared - self.resting_names()
         return [p for name, p in self.named_parameters() if name in names]
 
     def phases(self) -> list[Phase]:
@@ -43,7 +43,7 @@ class RoLoRA(LoRAModule):
         super().load_broadcast(broadcast)
         self.has_trained = False
 
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         """Restrict the payload to the trained factor."""
         self.has_trained = True
 

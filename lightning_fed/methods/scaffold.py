@@ -48,6 +48,7 @@ class SCAFFOLD(WholeServerModule, KeepsGlobalParameters):
     """
 
     weighting = "uniform"
+    beside_the_model = ("own_control.",)
 
     def __init__(
         self,
@@ -70,10 +71,6 @@ class SCAFFOLD(WholeServerModule, KeepsGlobalParameters):
         zeros = {name: torch.zeros_like(p) for name, p in self.named_parameters() if p.requires_grad}
         self.own_control = BufferDict(zeros)  # c_k
         self.control = BufferDict(zeros, persistent=False)  # c until the client has trained, then c + Δc
-
-    def shared_names(self) -> set[str]:
-        """Names in the network; the client's control variate stays."""
-        return {name for name in super().shared_names() if not name.startswith("own_control.")}
 
     def payload(self) -> State:
         r""":math:`c` on its way down, :math:`c + \Delta c` on its way up."""
@@ -109,12 +106,12 @@ class SCAFFOLD(WholeServerModule, KeepsGlobalParameters):
         return self.option == "I"
 
     @torch.no_grad()
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         """Compute the new control variate."""
         for name, now in self.learning().items():
             before, control = self.own_control[name], self.control[name]
             if self.option == "I":
-                after = reviewed[name] / reviewed["examples"]
+                after = sums[name] / sums["examples"]
             else:
                 after = before - control + (self.global_parameters[name] - now) / self.total_lr if self.total_lr else before.clone()
             control.add_(after - before)

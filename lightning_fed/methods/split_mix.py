@@ -101,22 +101,22 @@ class SplitMix(SizedModule):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """A server that distributes the networks and averages each over the clients that trained it."""
         self.refuse_frozen("gives a client some of many networks")
-        return SplitMixServer(*self.sizes(clients), bases=self.num_bases)
+        return SplitMixServer(self, clients)
 
 
 class SplitMixServer(SizedServer):
     """Assigns networks to participants and averages them.
 
     Args:
-        *sizes: see :class:`SizedServer`; here numbers of networks.
-        bases: number of networks.
+        method: the method, built; its sizes are numbers of networks.
+        clients: all clients.
     """
 
     version_name = "mix"
 
-    def __init__(self, *sizes: Any, bases: int) -> None:
-        super().__init__(*sizes)
-        self.bases = bases
+    def __init__(self, method: SplitMix, clients: Sequence[ClientInfo]) -> None:
+        super().__init__(method.shared_state(), clients, method, method.head_names())
+        self.bases = method.num_bases
         self.key = int(torch.randint(2**31, ()))
         self.assigned: dict[int, list[int]] = {}
 

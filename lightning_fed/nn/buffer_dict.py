@@ -39,6 +39,10 @@ class BufferDict(nn.Module):
     def values(self) -> Iterator[Tensor]:
         return (self[name] for name in self)
 
+    def counterparts(self, module: nn.Module) -> dict[str, nn.Parameter]:
+        """The parameters of a module that have these names, in the module's order."""
+        return {name: parameter for name, parameter in module.named_parameters() if name in self}
+
     @torch.no_grad()
     def update(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy values, in place, from any device. Raises :class:`KeyError` for an unknown name."""

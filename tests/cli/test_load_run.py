@@ -57,8 +57,10 @@ def test_one_of_python_is_opened_with_its_objects(tmp_path: Path) -> None:
     new_federation(1, run_dir=tmp_path).fit(FedAvg(Net, CLASSES), new_data(2))
     with pytest.raises(FederationError, match=r"has no config\.yaml: it was run from Python"):
         lightning_fed.load_run(tmp_path / "version_0")
-    run = new_federation(1, run_dir=tmp_path).load(FedAvg(Net, CLASSES), new_data(2))
+    federation = new_federation(1, run_dir=tmp_path)
+    run = federation.load(FedAvg(Net, CLASSES), new_data(2))
     assert run.client_module(1).is_built
+    assert run.store.folder.is_dir()
     with pytest.raises(FederationError, match="No checkpoint at"):
         lightning_fed.load_run(tmp_path)
 

@@ -148,6 +148,7 @@ class Forging(InProcess):
                 continue
             self.tried.add(name)
             try:
+                check_form(tampered, "flops")
                 self.federation.run.server.check(tampered, turn.broadcast, turn.client)
                 self.wrong[name] = "was taken in"
             except FederationError as error:

@@ -433,7 +433,7 @@ ENDLESS, TWO_LINES = measured({"flops": 10**400}), measured({"val/a\nround,1": 1
         (says(num_examples=10**400), r"message has num_examples = 10+\.\.\.0+, expected a number from 0"),
         (TWO_LINES, r"a metric named 'val/a\\nround,1': give it a name"),
         (measured({"val/accuracy": 1e300}), r"message has val/accuracy = 1e\+300, which no model reaches"),
-        (silent, "message has flops = None, expected float"),
+        (silent, "lacks the metric 'flops'"),
         (pickled, "message cannot be read"),
         (lambda head, tensors: b"", "message cannot be read"),
         (old, "message has protocol 0, this lightning-fed speaks 1"),

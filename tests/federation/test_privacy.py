@@ -273,9 +273,8 @@ def test_methods_whose_server_is_a_mean_may(name: str) -> None:
     method = new_method(name)
     method.configure_model()
     server = method.new_server(data_for(name, num_clients=3, size=60).clients)
-    buffers = [buffer for buffer, _ in method.named_buffers()]
     mechanism = dp().mechanism(3, 1.0, 1, SeededNoise(0))
-    server.protect_with(mechanism, mechanism.combine, buffers, name)
+    protection.hide_clients(server, method, mechanism)
     server.aggregate([])
     assert mechanism.rounds == 1
 

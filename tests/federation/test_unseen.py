@@ -90,7 +90,7 @@ def test_fedreps_new_client_trains_its_head_on_the_features_that_came() -> None:
     run = federation.run
     info = run.clients[1]
     sent = run.server.broadcast(info)
-    run.local.run_turn(Turn("personalize", info, 2, sent, measured_with=sent), None)
+    run.local.run_turn(Turn("personalize", info, 2, sent, evaluated_with=sent), None)
     [module] = run.local._modules.values()  # as it was measured last
     assert same(module.shared_state(), run.server.state)
     assert not same(module.private_state(), run.local.clients.of(info).private_state())

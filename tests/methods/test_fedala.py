@@ -50,7 +50,7 @@ def in_a_second_turn(**options: Any) -> FedALA:
     module = FedALA(Net, CLASSES, optimizer=sgd, **options).for_client(new_data().clients[1])
     module.turns += 1
     module.phase = module.phases()[0]
-    module.global_layers.update(module.mixed())
+    module.global_layers.update(module.last.counterparts(module))
     for tensor in module.last.values():
         tensor.add_(torch.randn_like(tensor))
     with torch.no_grad():

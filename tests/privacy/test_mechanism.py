@@ -28,9 +28,7 @@ def mechanism(
 
 
 def server(state: State, privacy: GaussianMechanism) -> Server:
-    made = Server({name: tensor.clone() for name, tensor in state.items()})
-    made.protect_with(privacy, privacy.combine, (), "FedAvg")
-    return made
+    return Server({name: tensor.clone() for name, tensor in state.items()}, "uniform", combine=privacy.combine, privacy=privacy)
 
 
 def played(state: State, updates: Sequence[State], privacy: GaussianMechanism, examples: Sequence[int] | None = None) -> State:

@@ -18,7 +18,7 @@ import pytest
 from tiny import assert_same_end, data_for, new_data, new_federation, new_method, new_trainer
 
 from lightning_fed.core.module import FederatedModule
-from lightning_fed.engines.public_turns import OutputsPass
+from lightning_fed.engines.outputs_pass import OutputsPass
 from lightning_fed.engines.worker import Worker
 from lightning_fed.methods import DSFL, FedDF, FedET, PFedLoRA
 from lightning_fed.storage.checkpoint import Checkpoints
@@ -115,7 +115,7 @@ def watch(*places: tuple[Any, str]) -> Arm:
 CHANGES = ("fsync", "mkdir", "rename", "replace", "rmdir", "unlink", "write")
 WRITING = watch(*((os, name) for name in CHANGES))
 TABLES = watch((os, "replace"), (os, "write"))
-TRAINING = watch((Worker, "take"), (FederatedModule, "client_step"), (PFedLoRA, "shared_state"))
+TRAINING = watch((Worker, "run_turn"), (FederatedModule, "client_step"), (PFedLoRA, "shared_state"))
 ON_PUBLIC_DATA = watch(
     (OutputsPass, "predict_step"),
     (FedDF, "student_loss"),

@@ -63,9 +63,9 @@ class Prototypes(FederatedModule):
         one_hot = torch.nn.functional.one_hot(y, CLASSES).to(features.dtype)
         return {"sum": one_hot.T @ features, "count": one_hot.sum(dim=0)}
 
-    def after_training(self, reviewed: State) -> None:
-        mean = reviewed["sum"] / reviewed["count"].clamp(min=1)[:, None]
-        self.prototypes.update({"mean": mean, "count": reviewed["count"]})
+    def after_training(self, sums: State) -> None:
+        mean = sums["sum"] / sums["count"].clamp(min=1)[:, None]
+        self.prototypes.update({"mean": mean, "count": sums["count"]})
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         return ProtoServer(self.update_state())
@@ -124,7 +124,7 @@ class Interpolating(FederatedModule):
         return super().private_names() | {"turns"}
 
     @torch.no_grad()
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         assert self.client is not None
         self.turns += 1
         self.counted += self.client.num_clients
@@ -250,7 +250,7 @@ class Remembering(FedAvg):
 
     turns = 0.0
 
-    def after_training(self, reviewed: State) -> None:
+    def after_training(self, sums: State) -> None:
         type(self).turns += 1
 
     def client_loss(self, batch: Any) -> Tensor:

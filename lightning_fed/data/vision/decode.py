@@ -1,10 +1,12 @@
 """Image files that are decoded when a batch needs them."""
 
+import logging
 import struct
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from torch import Tensor
 
 from lightning_fed.data.lazy import LazyInputs
 from lightning_fed.errors import FederationError
+
+log = logging.getLogger(__name__)
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -87,9 +91,36 @@ def resized(given: Any, size: int) -> Tensor:
 
     if isinstance(given, Path):
         with Image.open(given) as opened:
-            image = opened.convert("RGB")
+            image = in_colour(opened)
     else:
-        image = given.convert("RGB")
+        image = in_colour(given)
     if image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def in_colour(image: Any) -> Any:
+    """A Pillow image with three channels of 8 bits. Grey ones of 16 bits lose their lower 8, as Pillow does in colour images.
+
+    Raises:
+        ValueError: for pixels whose range is unknown: floats, and integers of 32 bits or with a sign.
+    """
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):  # the mode of PNG before Pillow 11.1
+        levels = np.asarray(image)
+        if levels.max() < 4096:
+            warn_of_dark_images()
+        image = Image.fromarray((levels >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise ValueError(f"pixels of the mode {image.mode} have no known range: convert it to 8 bits, or 16 without a sign")
+    return image.convert("RGB")  # alone, this cuts larger numbers off at 255
+
+
+@cache
+def warn_of_dark_images() -> None:
+    """Warn, once per process, that an image of 16 bits may hold only 12, as X-rays often do."""
+    log.warning(
+        "An image of 16 bits has no value from 4096 on. The 8 highest bits are read, so at most 16 levels of grey remain: if the "
+        "images have 12 bits, multiply their values by 16, or convert them to 8 bits."
+    )

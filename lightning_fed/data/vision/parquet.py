@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.data.hub import load_from_hub, optional
-from lightning_fed.data.vision.decode import image_errors
+from lightning_fed.data.vision.decode import image_errors, in_colour
 from lightning_fed.errors import FederationError, one_line, require
 
 IMAGE_COLUMNS = ("img", "image")
@@ -93,7 +93,7 @@ def decode(files: Sequence[bytes | None], place: Callable[[int], str]) -> Tensor
         if not file:
             raise FederationError(f"{place(row)}, has no image: leave the row out.")
         with image_errors(f"{place(row)}, as {' or '.join(FORMATS)}"):
-            pixels.append(np.asarray(Image.open(BytesIO(file), formats=FORMATS).convert("RGB")))
+            pixels.append(np.asarray(in_colour(Image.open(BytesIO(file), formats=FORMATS))))
     sizes = sorted({image.shape[:2] for image in pixels})
     require(len(sizes) == 1, f"Images have {len(sizes)} sizes, such as {sizes[:2]}, but must have one.")
     return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()

@@ -1,10 +1,14 @@
 """Data that a network cannot process: a check of tokens before the first turn, and an explanation of a failing first step."""
 
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import lightning as L
 import numpy as np
 import torch
-from torch import Tensor
+from torch import OutOfMemoryError, Tensor
 
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClientDataModule
@@ -49,12 +53,25 @@ def tokens_of(inputs: Inputs) -> Tensor | None:
     return tokens if isinstance(tokens, Tensor) and tokens.dim() == 2 and tokens.dtype in (torch.int64, torch.int32) else None
 
 
-def shape_error(error: Exception, module: FederatedModule, data: ClientDataModule) -> FederationError:
-    """Explains an error in the very first training step: what the network got, and where it failed."""
-    return FederationError(
-        f"the first step failed: {type(getattr(module, 'backbone', module)).__name__}, given {kind_of(data)}, raised "
-        f"{one_line(error)!r}{place_of(error)}. Check that the network, the loss and the data belong together."
-    )
+@contextmanager
+def explained(trainer: L.Trainer, module: FederatedModule, data: ClientDataModule) -> Iterator[None]:
+    """A context for a fit. Explains an error in the very first training step: what the network got, and where it failed."""
+    try:
+        yield
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        is_of_shapes = isinstance(error, RuntimeError | IndexError) or _is_of_torch(error)
+        if trainer.global_step > 0 or isinstance(error, OutOfMemoryError) or not is_of_shapes:
+            raise
+        raise FederationError(
+            f"the first step failed: {type(getattr(module, 'backbone', module)).__name__}, given {kind_of(data)}, raised "
+            f"{one_line(error)!r}{place_of(error)}. Check that the network, the loss and the data belong together."
+        ) from error
+
+
+def _is_of_torch(error: Exception) -> bool:
+    """Whether an error was raised in torch, and not in other code."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith("torch.")
 
 
 def kind_of(data: ClientDataModule) -> str:

@@ -55,10 +55,10 @@ class Ray(Engine):
         cpus_per_worker: CPUs that Ray reserves for a worker; this does not limit what the worker uses.
         gpus_per_worker: GPUs that Ray reserves for a worker; 0.25 lets four workers share a GPU.
         threads: number of torch threads of each worker, and of this process during a run.
-        turn_timeout: seconds after which the worker of a turn counts as dead. None: no limit; a line names turns that take much
-            longer than earlier ones.
         wait: seconds to wait for an answer of the cluster, and for resources for a worker.
         log_to_driver: whether to print here what workers and Ray print.
+        turn_timeout: seconds after which the worker of a turn counts as dead. None: no limit; a line names turns that take much
+            longer than earlier ones.
 
     Raises:
         FederationError: if Ray is not installed.

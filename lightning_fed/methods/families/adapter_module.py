@@ -79,9 +79,8 @@ class AdapterModule(FederatedModule):
     # ------------------------------------------------------------------------------------------------------------ learning
 
     def trainable(self) -> list[nn.Parameter]:
-        """Names of the trained and averaged tensors."""
-        shared = self.shared_names()
-        return [p for name, p in self.named_parameters() if name in shared]
+        """The trained and averaged parameters."""
+        return [p for name, p in self.named_parameters() if name in self._shared]
 
     def phases(self) -> list[Phase]:
         """One phase of ``steps`` steps, or ``epochs`` epochs, for the trained tensors."""

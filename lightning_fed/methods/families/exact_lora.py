@@ -213,31 +213,22 @@ class ExactServer(Server):
     """Keeps the adapter of the largest rank, the head, and the changes of the frozen matrices.
 
     Args:
-        state: the adapter and the head before the first round.
-        matrices: the adapted matrices.
-        ranks: of the clients, by id.
-        weighting: how updates are weighted.
+        method: the method, built.
+        clients: all clients.
         combine: merges updates.
     """
 
-    def __init__(
-        self,
-        state: State,
-        matrices: Matrices,
-        ranks: Mapping[int, int],
-        weighting: Literal["examples", "uniform"],
-        combine: Combine,
-    ) -> None:
-        super().__init__(state, weighting, holds_model=True, combine=combine)
-        self.matrices = matrices
-        self.ranks = ranks
-        self.like = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}  # what clients train
+    def __init__(self, method: ExactLoRA, clients: Sequence[ClientInfo], combine: Combine) -> None:
+        super().__init__(method.shared_state(), method.weighting, holds_model=True, combine=combine)
+        self.matrices = method.matrices
+        self.ranks = method.rank_of(clients)
+        self.like = {name: torch.empty_like(tensor, device="meta") for name, tensor in self.state.items()}  # what clients train
 
     def optimize_with(self, optimizer: ServerOptimizer, parameters: Collection[str], method: str) -> None:
         """Refuse: the merged products fit the factors that were sent, and no others."""
         raise FederationError(
-            f"{method} got server_optimizer={type(optimizer).__name__}, but its server merges the products of the factors exactly, and "
-            "a step of the factors would not: leave server_optimizer out, or choose another method, such as HOMLoRA."
+            f"{method} got server_optimizer={type(optimizer).__name__}, but its server merges the products of the factors exactly, "
+            "which a step of the factors would not: leave server_optimizer out, or choose another method, such as HOMLoRA."
         )
 
     def broadcast(self, client: ClientInfo) -> Broadcast:

@@ -141,8 +141,8 @@ class LoRAModule(AdapterModule):
 
 
 def side_by_side(layer: Any, factor: Literal["A", "B"], adapters: Iterable[str]) -> Tensor:
-    """Concatenated A ``(r, in)`` or B ``(out, r)`` of a layer's adapters that act together; r is the sum of their ranks. The kernel of
-    a convolution is part of ``in``.
+    """Concatenated A ``(r, in)`` or B ``(out, r)`` of a layer's adapters that act together; r is the sum of their ranks, and ``in``
+    includes the kernel of a convolution.
     """
     factors = (factor_of(layer, factor, adapter).flatten(1) for adapter in adapters)
     return torch.cat([*factors], dim=int(factor == "B"))

@@ -113,10 +113,6 @@ class SizedModule(FederatedModule):
         heads = {id(p) for module in self.modules() if isinstance(module, Backbone) for p in module.head.parameters()}
         return {name for name, p in self.named_parameters() if id(p) in heads} if self.masked else set()
 
-    def sizes(self, clients: Sequence[ClientInfo]) -> tuple[Any, ...]:
-        """Arguments of a :class:`SizedServer`."""
-        return self.shared_state(), clients, self, self.head_names()
-
 
 class Contribution(NamedTuple):
     """A part of the whole to average, its model size, and the rows of some tensors that it covers."""

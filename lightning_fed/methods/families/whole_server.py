@@ -10,6 +10,13 @@ class WholeServerModule(FederatedModule):
         **kwargs: see :class:`.FederatedModule`.
     """
 
+    beside_the_model: tuple[str, ...]
+    """What the names of the client's private state begin with."""
+
+    def shared_names(self) -> set[str]:
+        """Names in the model; the rest stays."""
+        return {name for name in super().shared_names() if not name.startswith(self.beside_the_model)}
+
     @property
     def shares_whole_model(self) -> bool:
         """True: all clients have the server's model."""

@@ -13,6 +13,8 @@ from torchvision.datasets import ImageFolder as Reference
 
 from lightning_fed.data import IID, ImageFolder
 from lightning_fed.data.lazy import Joined, LazyInputs, Taken
+from lightning_fed.data.vision.decode import resized, warn_of_dark_images
+from lightning_fed.data.vision.parquet import decode
 from lightning_fed.errors import FederationError
 
 
@@ -76,6 +78,30 @@ def test_an_image_is_read_when_it_is_needed() -> None:
         path.unlink()
     with pytest.raises(FederationError, match=r"Could not read the image images/.*png .*: repair it, or take it out"):
         next(iter(data.client(0).train_dataloader()))
+
+
+@pytest.mark.parametrize("format", ["png", "tiff"])
+@pytest.mark.parametrize(("highest", "told"), [(65535, False), (4095, True)])
+def test_grey_images_of_16_bits_keep_their_highest_8(
+    format: str, highest: int, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_dark_images.cache_clear()
+    levels = np.linspace(0, highest, 256).astype(np.uint16).reshape(16, 16)
+    Image.fromarray(levels).save(f"grey.{format}")
+    read = resized(Path(f"grey.{format}"), 16)
+    assert read.shape == (3, 16, 16)
+    assert all(np.array_equal(channel, levels >> 8) for channel in read)
+    assert ("multiply their values by 16" in caplog.text) == told
+    if format == "png":
+        assert torch.equal(decode([Path("grey.png").read_bytes()], str)[0], read)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int32, np.int16])
+def test_pixels_without_a_known_range_are_refused(kind: type) -> None:
+    Path("images/a").mkdir(parents=True)
+    Image.fromarray(np.ones((9, 9), kind)).save("images/a/1.tiff")
+    with pytest.raises(FederationError, match=r"image images/a/1.tiff \(pixels .* no known range: convert it to 8"):
+        one_client(in_memory=True).setup()
 
 
 class Squares(LazyInputs):
