@@ -102,7 +102,7 @@ def play_all(sweep: Sweep, workers: int, console: Console, start: Start, again: 
     if isinstance(start, ForkServer):
         start.prepare()
     tried = [job for job in jobs if job.cell.value]
-    played(sweep, tried, known_cells(sweep, {}), workers, console, start, preempted)
+    played(sweep, tried, known_cells(sweep, {}), workers, console, start, preempted, wait=True)
     if preempted():
         raise Preempted
     best = chosen(trials(sweep, sweep.folder))
@@ -143,6 +143,7 @@ def played(
     console: Console,
     start: Start,
     preempted: Callable[[], bool],
+    wait: bool = False,
 ) -> None:
     """Run some cells.
 
@@ -154,6 +155,7 @@ def played(
         console: where to show progress.
         start: starts their processes.
         preempted: whether the process was asked to stop.
+        wait: wait for those that are running in other processes.
     """
     if not jobs:
         return
@@ -174,7 +176,7 @@ def played(
             compared = {cell.name for cell in sweep.cells_with(chosen(trials(sweep, sweep.folder)))}  # without other trials
             write_board(sweep.folder, [(job.cell, job.folder) for job in listed if job.cell.name in finished & compared])
 
-    play(jobs, workers, facts, progress, changed, start, preempted)
+    play(jobs, workers, facts, progress, changed, start, preempted, wait)
 
 
 def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:

@@ -17,6 +17,14 @@ OTHERS = (".json", ".jsonl", ".parquet", ".arrow")
 GZIP = b"\x1f\x8b"
 """First bytes of a gzip file."""
 
+COMPRESSED = ".gz"
+"""Suffix of a gzip file."""
+
+
+def unpacked(file: Path) -> Path:
+    """The path without the suffix of a gzip file: the name says what is in it."""
+    return file.with_suffix("") if file.suffix.lower() == COMPRESSED else file
+
 
 def csv_rows(path: Path, **options: Any) -> Iterator[tuple[int, list[str]]]:
     """The non-empty lines of a CSV file with their numbers, from 1, including the header.
@@ -26,15 +34,20 @@ def csv_rows(path: Path, **options: Any) -> Iterator[tuple[int, list[str]]]:
         **options: options of ``csv.reader``.
 
     Raises:
-        FederationError: if the file is not UTF-8 text or not CSV.
+        FederationError: if the file is not UTF-8 text or not CSV: a quotation that never ends would hold all lines below it.
     """
-    require(path.suffix.lower() not in OTHERS, f"{path} is not CSV, by its name: HFDataset reads such files (--data HFDataset).")
+    require(
+        unpacked(path).suffix.lower() not in OTHERS,
+        f"{path} is not CSV, by its name: HFDataset reads such files (--data HFDataset).",
+    )
     limit, line = csv.field_size_limit(LONGEST_FIELD), 1
     try:
         with path.open("rb") as start:
             is_packed = start.read(2) == GZIP
         with gzip.open(path, "rb") if is_packed else path.open("rb") as file:
-            reader = csv.reader((text.decode("utf-8-sig" if n == 0 else "utf-8") for n, text in enumerate(file)), **options)
+            reader = csv.reader(
+                (text.decode("utf-8-sig" if n == 0 else "utf-8") for n, text in enumerate(file)), strict=True, **options
+            )
             for fields in reader:
                 line = reader.line_num
                 if fields:
@@ -44,7 +57,9 @@ def csv_rows(path: Path, **options: Any) -> Iterator[tuple[int, list[str]]]:
         byte = f"{error.object[error.start]:#04x}"
         raise FederationError(f"{path}, line {line}, is not text in UTF-8 (byte {byte}): save it as UTF-8.") from error
     except csv.Error as error:
-        raise FederationError(f"{path}, line {line}, cannot be read ({error}): correct it.") from error
+        raise FederationError(
+            f"{path}, line {line}, cannot be read ({error}): close every quotation mark, and double those within."
+        ) from error
     except (OSError, EOFError) as error:
         raise FederationError(f"{path} cannot be read ({error}).") from error
     finally:

@@ -12,6 +12,7 @@ from lightning_fed.core.robust import Aggregation
 from lightning_fed.core.server import OptimizerUpdate, Server, ServerUpdate, mean_of_updates
 from lightning_fed.errors import require
 from lightning_fed.federation.cohorts import says_itself_who
+from lightning_fed.federation.participants import Participants
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.privacy import ClientDP, ExampleDP
 from lightning_fed.privacy.client_dp import GaussianMechanism
@@ -72,8 +73,7 @@ def protect(
     server: Server,
     model: FederatedModule,
     settings: RunSettings,
-    clients: int,
-    cohort_size: int,
+    participants: Participants,
     identity: dict[str, Any],
     made_with: Mapping[str, object],
     continued: Mapping[str, object] | None,
@@ -85,8 +85,7 @@ def protect(
         server: the run's server.
         model: the method.
         settings: the federation's settings; without ``privacy`` nothing happens.
-        clients: number of clients that may take part.
-        cohort_size: expected number of participants of a round.
+        participants: who trains.
         identity: identity of the run; the privacy settings are added.
         made_with: other settings that determine what clients send. A continued run with secret noise must have the same, because
             the difference of two versions of a round would contain no noise.
@@ -103,11 +102,11 @@ def protect(
     if privacy is None:
         return None
     assert isinstance(privacy, ClientDP)
-    method = type(model).__name__
+    clients, cohort_size = len(participants.eligible), participants.cohort_size
     require(
         not says_itself_who(model),
-        f"privacy needs clients that are sampled by the federation, but {method} chooses the participants itself: leave privacy "
-        "out.",
+        f"privacy needs clients that are sampled by the federation, but {type(model).__name__} chooses the participants itself: "
+        "leave privacy out.",
     )
     require(
         settings.sampling == "poisson" or cohort_size == clients,

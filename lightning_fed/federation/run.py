@@ -115,14 +115,13 @@ class Run:
             refuse_single_examples(model, data, who.trained_on, self.seed)
         self.method, self.metric = type(model).__name__, model.monitor
         self.identity = {"method": self.method, "seed": self.seed, "clients": len(self.clients), "data": data.fingerprint()}
-        parts = self.server, model, settings, len(self.eligible_clients), self.cohort_size, self.identity, self.made_with
         continued = checkpoint.manifest.identity if checkpoint else None
         self._noise = None
         if isinstance(settings.privacy, ExampleDP):
             self.server.privacy = protect_examples(model, data, who.trained_on, settings, self.identity, continued)
             self._spec = replace(self._spec, examples=self.server.privacy.training)
         else:
-            self._noise = protect(*parts, continued=continued, reading=reading)
+            self._noise = protect(self.server, model, settings, who, self.identity, self.made_with, continued, reading)
         self.folder = folder()
         self.checkpoints = Checkpoints(self.folder, checkpoint) if self.folder else None
         states = self.checkpoints.clients_folder if self.checkpoints and not reading else temporary_folder()

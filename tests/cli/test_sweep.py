@@ -5,8 +5,11 @@ import json
 import logging
 import re
 import sys
+import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -23,6 +26,7 @@ from lightning_fed.cli.dry_run import check_start, errors_of, read
 from lightning_fed.data import IID, InMemory
 from lightning_fed.experiments.report import load_clients, load_runs
 from lightning_fed.experiments.sweep import processes
+from lightning_fed.experiments.sweep.folder import CellFolder
 from lightning_fed.experiments.sweep.plan import Cell, arguments
 from lightning_fed.experiments.sweep.settings import Settings, flat, plain, read_yaml
 from lightning_fed.experiments.sweep.sweep_file import read_sweep
@@ -314,6 +318,22 @@ def test_all_seeds_are_played_with_the_value_that_was_best(capsys: pytest.Captur
     assert error.value.code == 1
     assert "FedAvg/epochs=9/partition_5_seed_0 failed: it diverged" in said.err
     assert "2 of 4 runs are finished." in said.out  # the other method was played
+
+
+@pytest.mark.usefixtures("tuned")
+def test_a_value_that_another_sweep_tries_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with ExitStack() as held:
+        held.enter_context(CellFolder(Path("compared/FedAvg/epochs=2/partition_5_seed_0")).locked())
+
+        def leave() -> None:
+            while not Path("compared/FedAvg/epochs=9/partition_5_seed_0/log.txt").exists():
+                time.sleep(0.01)
+            held.close()
+
+        Thread(target=leave).start()
+        sweep("--isolate", **TUNING)
+    assert "4 of 4 runs are finished." in capsys.readouterr().out
+    assert CellFolder(Path("compared/FedAvg/epochs=2/partition_6_seed_0")).status == "finished"
 
 
 def write_grey(root: Path, name: str) -> None:

@@ -62,7 +62,16 @@ GOOD = b"a,b,kind\n" + b"1,2,x\n3,4,y\n" * 20
         (GOOD + b"nan,2,x\n", ["t.csv, line 42, has 'nan' in the column 'a'", "not a number"]),
         (GOOD + b"1,inf,x\n", ["t.csv, line 42, has 'inf' in the column 'b'"]),
         (GOOD + b"\n\n1,,x\n", ["t.csv, line 44, has '' in the column 'b'"]),
-        (GOOD + b"1,2,\n", ["t.csv, line 42, has nothing in the column 'kind'"]),
+        (
+            GOOD + b"1,2,\n",
+            ["t.csv, line 42, has nothing in the column 'kind', which is a target: fill it in, or take the line out."],
+        ),
+        (
+            GOOD + b"1,2, None\n",
+            ["t.csv, line 42, has 'None' in the column 'kind', which is a target", "init_args.classes with all"],
+        ),
+        (GOOD + b'1,2,"x\n' + b"3,4,y\n" * 9, ["t.csv, line 42, cannot be read (unexpected end of data): close every quotation"]),
+        (GOOD + b'1,2,"x\n3,4,y\n1,2,"x\n3,4,y\n', ["t.csv, line 42, cannot be read", "double those within"]),
         (b"a,kind\n" + b"1,0.5\n2,1\n" * 20, ["t.csv, line 2, has '0.5' in the column 'kind'", "not whole"]),
         (b"a,kind\n" + b"1,nan\n2,1\n" * 20, ["t.csv, line 2, has 'nan' in the column 'kind'"]),
         (b"kind\n" + b"1\n0\n" * 20, ["t.csv has no column besides kind"]),

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fed.data.hub import optional
-from lightning_fed.data.lines import refuse_doubles
+from lightning_fed.data.lines import refuse_doubles, unpacked
 from lightning_fed.errors import FederationError, one_line, require
 
 PARQUET = ".parquet"
 
-ENDINGS = (".csv", ".tsv", PARQUET)
+ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", PARQUET)
 """Suffixes of the files that are read here."""
 
 FILE = "file"
@@ -58,6 +58,32 @@ def read_columns(
     return dict(zip(header or (), map(list, columns), strict=True)) | {FILE: owners}, sizes
 
 
+def is_missing(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which fields, shape (N,), stand for a missing value."""
+    return np.isin(np.char.lower(np.char.strip(values)), MISSING)
+
+
+def refuse_missing(
+    values: NDArray[Any], column: str, use: str, place: Callable[[int], str], classes: Sequence[str] | None = None
+) -> None:
+    """Refuse missing values in a column.
+
+    Args:
+        values: its fields, shape (N,).
+        column: its name.
+        use: what the column says, for the error.
+        place: the location of an example, for the error.
+        classes: the names that classes are known to have, whatever they are. None: the column has no classes.
+    """
+    missing = is_missing(values) & ~np.isin(values, [name for name in classes or () if name])
+    if missing.any():
+        bad = int(np.argmax(missing))
+        what, remedy = repr(str(values[bad])) if values[bad] else "nothing", "fill it in, or take the line out"
+        if classes is not None and values[bad]:
+            remedy = "fill it in, take the line out, or, if it is a class, name it in --data.init_args.classes with all others"
+        raise FederationError(f"{place(bad)} has {what} in the column {column!r}, which is {use}: {remedy}.")
+
+
 def place_of(row: int, files: list[Path], lines: Callable[[Path], Lines]) -> str:
     """The file and line of an example. Files are read again, because this is only needed for an error."""
     return next(islice((where for file in files for where, _ in lines(file)[1]), row, None))
@@ -65,6 +91,7 @@ def place_of(row: int, files: list[Path], lines: Callable[[Path], Lines]) -> str
 
 def names_of(files: Sequence[Path], sets: Sequence[str] | None = None) -> list[str]:
     """The name of each file, see :data:`FILE`."""
+    files = [*map(unpacked, files)]
     known = list(zip(sets or [""] * len(files), (file.stem for file in files), strict=True))
     root = os.path.commonpath([file.parent for file in files])
     return [

@@ -1,6 +1,7 @@
 """Tables of numbers in CSV and Parquet files."""
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,17 +13,18 @@ from lightning_fed.data.batches import INPUT, TARGETS
 from lightning_fed.data.files.columns import (
     ENDINGS,
     FILE,
-    MISSING,
     PARQUET,
     Lines,
     class_targets,
+    is_missing,
     is_number,
     parquet_table,
     place_of,
     read_columns,
+    refuse_missing,
 )
 from lightning_fed.data.files.table import Table, TableData, sets_of
-from lightning_fed.data.lines import csv_table
+from lightning_fed.data.lines import csv_table, unpacked
 from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.tabular.scaled import ScaledColumns
 from lightning_fed.errors import FederationError, require
@@ -38,12 +40,13 @@ class CSVFiles(ScaledColumns, TableData):
     client.
 
     Args:
-        path: a file, or a folder with ``.csv`` or ``.tsv`` files, in UTF-8, or ``.parquet`` files.
+        path: a file, or a folder with ``.csv`` or ``.tsv`` files, in UTF-8, compressed by gzip (``.csv.gz``) or not, or
+            ``.parquet`` files.
         target: column to predict; several columns with ``regression``; with ``survival`` two: whether there was an event (0 or 1),
             and the time of the event or of censoring.
         input: columns to use. None: all that have no other use.
         test_path: an official test set, in the same form.
-        delimiter: delimiter of columns. None: a tab in ``.tsv`` files, else a comma.
+        delimiter: delimiter of columns. None: a tab in ``.tsv`` files, compressed or not, else a comma.
         categorical: names of the categorical columns (one-hot encoded, in place of the column), or the ordered categories of each,
             for when not every client has all of them. Otherwise categories are sorted, numerically if all are numbers.
         columns: names of the columns, for files without a header.
@@ -51,8 +54,8 @@ class CSVFiles(ScaledColumns, TableData):
             numbers; or the time to an event. For partitions by label, the labels of numbers are quarters of the examples, and those
             of times the events.
         **kwargs: see :class:`TableData`, and :class:`lightning_fed.data.tabular.scaled.ScaledColumns` for ``standardize`` and
-            ``impute``. Empty fields, ``?``, ``NA``, ``N/A``, ``NaN``, ``null`` and ``None`` are missing values. For categories,
-            their frequencies are imputed.
+            ``impute``. Empty fields, ``?``, ``NA``, ``N/A``, ``NaN``, ``null`` and ``None`` are missing values; among targets,
+            they are classes if ``classes`` lists them. For missing categories, their frequencies are imputed.
     """
 
     def __init__(
@@ -127,9 +130,15 @@ class CSVFiles(ScaledColumns, TableData):
         absent = [name for name in self.target if name not in columns]
         require(not absent, f"{files[0]} has the columns {', '.join(header)}, but no target {', '.join(map(repr, absent))}.")
         owner = self.partition.column if isinstance(self.partition, ByColumn) else None
-        self._owners = columns.get(owner) if owner not in (None, FILE) else None
         other_use = {*self.target, self.split_column, owner}
         names = self.input or [name for name in header if name not in other_use]
+        for name in header:
+            if name in other_use or name not in names:  # blanks around a number do not matter, around a name they would
+                columns[name] = np.char.strip(columns[name])
+        self._owners = None
+        if owner in header:
+            refuse_missing(columns[owner], owner, "the client", partial(self._place, files=files))
+            self._owners = columns[owner]
         lacking = [name for name in (*names, *self.categorical) if name not in columns]
         require(not lacking, f"{files[0]} has the columns {', '.join(header)}, but no input {', '.join(lacking)}.")
         require(len(names) > 0, f"{files[0]} has no column besides {', '.join(header)}: an input is needed.")
@@ -168,14 +177,15 @@ class CSVFiles(ScaledColumns, TableData):
     def _lines(self, file: Path) -> Lines:
         if file.suffix.lower() == PARQUET:
             return parquet_table(file)
-        return csv_table(file, header=self.columns, delimiter=self.delimiter or ("\t" if file.suffix.lower() == ".tsv" else ","))
+        usual = "\t" if unpacked(file).suffix.lower() == ".tsv" else ","
+        return csv_table(file, header=self.columns, delimiter=self.delimiter or usual)
 
     def column_title(self, place: int) -> str:
         return self.titles[place]
 
     def _missing(self, name: str, values: NDArray[Any], files: list[Path]) -> NDArray[np.bool_]:
         """Which examples have no value in a column."""
-        missing = np.isin(np.char.lower(np.char.strip(values)), MISSING)
+        missing = is_missing(values)
         if missing.any() and self.impute == "none":
             bad = int(np.argmax(missing))
             raise FederationError(
@@ -208,9 +218,8 @@ class CSVFiles(ScaledColumns, TableData):
 
     def _quantities(self, name: str, values: NDArray[Any], files: list[Path]) -> NDArray[np.float32]:
         """Numbers to predict."""
-        missing = np.isin(np.char.lower(np.char.strip(values)), MISSING)
-        self._refuse_gaps(name, values, missing, files)
-        return self._parsed(name, values, missing, files)
+        refuse_missing(values, name, "a target", partial(self._place, files=files))
+        return self._parsed(name, values, np.zeros(len(values), dtype=bool), files)
 
     def _parsed(self, name: str, values: NDArray[Any], missing: NDArray[np.bool_], files: list[Path]) -> NDArray[np.float32]:
         if missing.any():
@@ -228,15 +237,6 @@ class CSVFiles(ScaledColumns, TableData):
             f"{remedy}."
         )
 
-    def _refuse_gaps(self, name: str, values: NDArray[Any], missing: NDArray[np.bool_], files: list[Path]) -> None:
-        """Refuse examples without a target."""
-        if missing.any():
-            bad = int(np.argmax(missing))
-            what = repr(str(values[bad])) if values[bad] else "nothing"
-            raise FederationError(
-                f"{self._place(bad, files)} has {what} in the column {name!r}, which is a target: fill it in, or take the line out."
-            )
-
     def _refuse_times(self, numbers: NDArray[np.float32], values: list[NDArray[Any]], files: list[Path]) -> None:
         """Refuse events other than 0 and 1, and times below 0."""
         good = (np.isin(numbers[:, 0], (0, 1)), "0 or 1"), (numbers[:, 1] >= 0, "a time from 0 on")
@@ -248,7 +248,7 @@ class CSVFiles(ScaledColumns, TableData):
                 )
 
     def _classes_of(self, values: NDArray[Any], files: list[Path]) -> NDArray[Any]:
-        self._refuse_gaps(self.target[0], values, np.isin(values, ("", "?")), files)
+        refuse_missing(values, self.target[0], "a target", partial(self._place, files=files), self.classes or ())
         targets = class_targets(values)
         if targets.dtype.kind == "f" and not (whole := np.isfinite(targets) & (targets == np.floor(targets))).all():
             bad = int(np.argmin(whole))

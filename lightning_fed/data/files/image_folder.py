@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_fed.data.files.table import Table, TableData
+from lightning_fed.data.files.table import Table, TableData, is_hidden
 from lightning_fed.data.vision.decode import IMAGENET_MEAN, IMAGENET_STD, ImagePaths
 from lightning_fed.errors import require
 from lightning_fed.options import PositiveInt, require_from
@@ -20,7 +20,7 @@ class ImageFolder(TableData):
 
     Further levels of folders hold more information: ``layout: hospital/class`` reads ``<hospital>/<class>/<image>``, and
     ``client: hospital`` makes each hospital a client. An example has a column for each level, and ``file``, its path. Images are
-    decoded when a batch needs them; only their paths are in memory. Folders whose names start with a dot are skipped.
+    decoded when a batch needs them; only their paths are in memory. Files and folders whose names start with a dot are skipped.
 
     Args:
         path: the folder.
@@ -64,12 +64,13 @@ class ImageFolder(TableData):
         require(root.is_dir(), f"Found no folder {root.absolute()}: set --data.init_args.path to the folder with the images.")
         layout = self.layout or (f"{SET}/{CLASS}" if (root / "train").is_dir() else CLASS)
         levels = layout.strip("/").split("/")
-        folders = [path.relative_to(root).parts for path in sorted(root.glob("/".join("*" * len(levels)))) if path.is_dir()]
+        places = sorted(root.glob("/".join("*" * len(levels))))
+        folders = [path.relative_to(root).parts for path in places if path.is_dir() and not is_hidden(path, root)]
         found = [
             (*names, str(Path(file).relative_to(root)))
             for names in folders
-            if not any(name.startswith(".") for name in names)
             for file, _ in make_dataset(root, {str(Path(*names)): 0}, IMG_EXTENSIONS, allow_empty=True)
+            if not is_hidden(Path(file), root)
         ]
         require(
             len(found) > 0,

@@ -17,8 +17,8 @@ import numpy as np
 from torch import Tensor
 
 from lightning_fed.data.batches import BatchTransform
-from lightning_fed.data.files.records import Record, read_records
-from lightning_fed.data.files.table import Table, TableData
+from lightning_fed.data.files.records import Record, files_of, read_records
+from lightning_fed.data.files.table import Table, TableData, refuse_shared
 from lightning_fed.data.partition.base import IID, Partitioner
 from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.text.chat import ChatTemplate, Learn
@@ -132,6 +132,8 @@ class Instructions(TableData):
         return 1
 
     def read(self) -> Table:
+        if self.test_path is not None:
+            refuse_shared(files_of(self.path) or (), files_of(self.test_path) or ())
         records = [*read_records(self.path, None if self.test_path is None else "train", self.config)]
         records += [] if self.test_path is None else read_records(self.test_path, "test")
         require(len(records) > 0, f"{self.path} has no records: give at least two per client, one to train and one to test on.")

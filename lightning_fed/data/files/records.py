@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_fed.data.files.columns import FILE, PARQUET, names_of, read_parquet
-from lightning_fed.data.files.table import ROLES, find_files
+from lightning_fed.data.files.table import ROLES, find_files, is_hidden
 from lightning_fed.data.hub import load_from_hub
-from lightning_fed.data.lines import GZIP
+from lightning_fed.data.lines import COMPRESSED, GZIP
 from lightning_fed.data.split import TEST
 from lightning_fed.errors import FederationError, require
-
-COMPRESSED = ".gz"
 
 ENDINGS = (".jsonl", ".json", COMPRESSED, PARQUET)
 """Suffixes of the files that are read here."""
@@ -42,14 +40,12 @@ def read_records(path: str, role: str | None = None, config: str | None = None) 
         role: the set of the records. A hub dataset has its own sets; with ``test``, only its test set is read.
         config: configuration of a hub dataset, if it has several.
     """
-    place = Path(path).expanduser()
-    if not place.exists() and path.count("/") == 1 and "*" not in path and place.suffix.lower() not in ENDINGS:
+    found = files_of(path)
+    if found is None:
         yield from _of_hub(path, role, config)
         return
     require(config is None, f"Got config={config!r}, which only datasets of the hub have, and {path} is none: leave it out.")
-    found = _matching(place) if "*" in path else find_files(path, ENDINGS)
-    require(len(found) > 0, f"Found no file {path}: check the path in --data.init_args.")
-    names = names_of([file.with_suffix("") if file.suffix.lower() == COMPRESSED else file for file in found])
+    names = names_of(found)
     for file, name in zip(found, names, strict=True):
         require(names.count(name) == 1, f"{file} and another file of {path} have the same name {name}: rename one, or take it out.")
         for number, fields in enumerate(_of_file(file), start=1):
@@ -59,10 +55,22 @@ def read_records(path: str, role: str | None = None, config: str | None = None) 
             yield Record(where, {**fields, FILE: name}, role)
 
 
+def files_of(path: str) -> list[Path] | None:
+    """The files of a path or pattern, see :func:`read_records`, at least one. None: it is the name of a hub dataset."""
+    place = Path(path).expanduser()
+    if not place.exists() and path.count("/") == 1 and "*" not in path and place.suffix.lower() not in ENDINGS:
+        return None
+    found = _matching(place) if "*" in path else find_files(path, ENDINGS)
+    require(len(found) > 0, f"Found no file {path}: check the path in --data.init_args.")
+    return found
+
+
 def _matching(place: Path) -> list[Path]:
-    """The files that match a pattern, in order of their paths."""
+    """The files that match a pattern and are not hidden, in order of their paths."""
     first = next(number for number, part in enumerate(place.parts) if "*" in part)
-    return sorted(file for file in Path(*place.parts[:first]).glob(str(Path(*place.parts[first:]))) if file.is_file())
+    root = Path(*place.parts[:first])
+    found = root.glob(str(Path(*place.parts[first:])))
+    return sorted(file for file in found if file.is_file() and not is_hidden(file, root))
 
 
 def _of_hub(name: str, wanted: str | None, config: str | None) -> Iterator[Record]:

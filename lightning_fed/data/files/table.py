@@ -1,6 +1,6 @@
 """Your own data as a table: inputs, targets and further columns."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from lightning_fed.data.batches import Inputs, count, take
 from lightning_fed.data.checked import pick_column
 from lightning_fed.data.federated import FederatedDataModule, Pools
+from lightning_fed.data.lines import unpacked
 from lightning_fed.data.partition.base import Partitioner
 from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.split import TEST, TRAIN, VAL
@@ -237,17 +238,41 @@ def sets_of(path: str, test_path: str | None, endings: tuple[str, ...]) -> tuple
     if test_path is None:
         return train, None
     test = find_files(test_path, endings)
+    refuse_shared(train, test)
     return train + test, ["train"] * len(train) + ["test"] * len(test)
 
 
+def refuse_shared(train: Iterable[Path], test: Iterable[Path]) -> None:
+    """Refuse a file that belongs to the training and to the test set: it would be trained and tested on."""
+    trained = {file.resolve() for file in train}
+    shared = next((file for file in test if file.resolve() in trained), None)
+    require(
+        shared is None,
+        f"{shared} belongs to path and to test_path, so it would be trained and tested on: give a path without the test files.",
+    )
+
+
 def find_files(path: str, endings: tuple[str, ...]) -> list[Path]:
-    """A file, or all files anywhere in a folder with these suffixes, in order of their paths."""
+    """A file, or all files anywhere in a folder with these endings, in order of their paths, without hidden ones.
+
+    Raises:
+        FederationError: if there is none, or if one of them is there compressed as well.
+    """
     place = Path(path).expanduser()
     if place.is_file():
         return [place]
     if not place.is_dir():
         raise FederationError(f"Found neither a file nor a folder {place.absolute()}: check the path in --data.init_args.")
-    found = sorted(file for file in place.rglob("*") if file.suffix.lower() in endings and file.is_file())
+    found = sorted(
+        file for file in place.rglob("*") if file.name.lower().endswith(endings) and file.is_file() and not is_hidden(file, place)
+    )
     kinds = " or ".join(endings)
     require(len(found) > 0, f"The folder {place.absolute()} has no files that end in {kinds}: check the path in --data.init_args.")
+    both = next((file for file in found if unpacked(file) != file and unpacked(file) in found), None)
+    require(both is None, f"The folder has {both} and the same file uncompressed: take one out.")
     return found
+
+
+def is_hidden(file: Path, folder: Path) -> bool:
+    """Whether a file, or a folder on the way to it from the given one, has a name that begins with a dot, as Jupyter's copies."""
+    return any(part.startswith(".") for part in file.relative_to(folder).parts)

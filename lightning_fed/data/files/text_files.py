@@ -1,15 +1,27 @@
 """Texts in CSV, TSV and Parquet files."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lightning_fed.data.files.columns import ENDINGS, PARQUET, Lines, class_targets, parquet_table, place_of, read_columns
+from lightning_fed.data.files.columns import (
+    ENDINGS,
+    FILE,
+    PARQUET,
+    Lines,
+    class_targets,
+    parquet_table,
+    place_of,
+    read_columns,
+    refuse_missing,
+)
 from lightning_fed.data.files.table import Table, TableData, sets_of
 from lightning_fed.data.lines import csv_table
+from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.text.classification import load_tokenizer, tokenised, written_as
-from lightning_fed.errors import FederationError, require
+from lightning_fed.errors import require
 from lightning_fed.options import PositiveInt, require_from
 
 
@@ -19,7 +31,8 @@ class TextFiles(TableData):
     Files have a header. ``.tsv`` files have tabs and no quotation, others commas and quotation.
 
     Args:
-        path: a file, or a folder with ``.csv`` or ``.tsv`` files, in UTF-8, or ``.parquet`` files.
+        path: a file, or a folder with ``.csv`` or ``.tsv`` files, in UTF-8, compressed by gzip (``.csv.gz``) or not, or
+            ``.parquet`` files.
         tokenizer: folder or name on the Hugging Face hub, of a tokenizer or the model that it belongs to.
         input: column of the texts, or two columns.
         target: column of the classes.
@@ -56,18 +69,16 @@ class TextFiles(TableData):
         require(
             not lacking, f"{files[0]} has the columns {', '.join(columns)}, but no {', '.join(lacking)}: check input and target."
         )
-        targets = class_targets(np.array(columns[self.target]))
-        odd = ~np.isfinite(targets) if targets.dtype.kind == "f" else np.array(columns[self.target]) == ""
-        if odd.any():
-            bad = int(np.argmax(odd))
-            raise FederationError(
-                f"{place_of(bad, files, lines_of)} has {columns[self.target][bad] or 'nothing'} in the column {self.target!r}: "
-                "name its class, or take the line out."
-            )
-        texts = list(zip(*(columns.pop(name) for name in self.input), strict=True))
-        of_rows = {name: np.array(values) for name, values in columns.items()}
+        texts = list(zip(*(columns[name] for name in self.input), strict=True))
+        of_rows = {name: np.array(values) for name, values in columns.items() if name == self.target or name not in self.input}
+        of_rows = {name: values if name == FILE else np.char.strip(values) for name, values in of_rows.items()}
+        place = partial(place_of, files=files, lines=lines_of)
+        owner = self.partition.column if isinstance(self.partition, ByColumn) else None
+        if owner in of_rows:
+            refuse_missing(of_rows[owner], owner, "the client", place)
+        refuse_missing(of_rows[self.target], self.target, "a target", place, self.classes or ())
         of_set = None if sets is None else np.repeat(sets, sizes)
-        return Table(tokenised(texts, tokenizer, self.max_length), targets, of_rows, of_set)
+        return Table(tokenised(texts, tokenizer, self.max_length), class_targets(of_rows[self.target]), of_rows, of_set)
 
 
 def lines_of(file: Path) -> Lines:

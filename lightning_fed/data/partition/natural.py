@@ -43,7 +43,8 @@ def by_name(holders: NDArray[Any]) -> tuple[list[str], list[Indices]]:
     Args:
         holders: name of each example's client, shape (N,).
     """
-    missing = [place for place, name in enumerate(holders.tolist()) if name is None or name != name or name == ""]
+    # NumPy writes a NaN among names as "nan"
+    missing = [place for place, name in enumerate(holders.tolist()) if name is None or str(name) in ("", "nan")]
     require(
         not missing,
         f"{len(missing)} of {len(holders)} examples, number {missing[:1]} among them, do not say which client they belong to: fill "

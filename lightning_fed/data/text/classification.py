@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from lightning_fed.data.federated import FederatedDataModule, Pools, pools_of
 from lightning_fed.data.hub import from_hub_or_cache
-from lightning_fed.data.lines import csv_table
+from lightning_fed.data.lines import csv_table, unpacked
 from lightning_fed.errors import FederationError, one_line, require
 from lightning_fed.options import PositiveInt, require_from
 
@@ -55,7 +55,7 @@ class TextClassification(FederatedDataModule):
 
 def written_as(path: Path) -> dict[str, Any]:
     """Options of ``csv.reader`` for a file: in ``.tsv`` files, quotation marks are ordinary characters."""
-    return {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix.lower() == ".tsv" else {}
+    return {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if unpacked(path).suffix.lower() == ".tsv" else {}
 
 
 def tokenised(texts: Sequence[tuple[str, ...]], tokenizer: Any, max_length: int) -> dict[str, Tensor]:

@@ -15,6 +15,9 @@ from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.settings import read_json
 from lightning_fed.locks import taken
 
+OVER = ("finished", "failed")
+"""Statuses of a run that has ended."""
+
 
 @dataclass(frozen=True)
 class CellRecord:
@@ -94,13 +97,7 @@ class CellFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
         try:
-            try:
-                held = taken(descriptor)
-            except OSError as error:  # on some network file systems
-                raise FederationError(
-                    f"{self.path} cannot be locked ({error.strerror}), so two could play it: give the sweep a folder on a file "
-                    "system with locks."
-                ) from error
+            held = self._taken(descriptor)
             while not held and taken(descriptor, shared=True):
                 # A running cell would hold the lock exclusively: another process is only reading the status.
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -114,18 +111,28 @@ class CellFolder:
     def status(self) -> str:
         """``waiting`` before the first attempt, ``playing`` while a process holds the lock, else the status of the last attempt."""
         result = self.result
-        if result is None:
-            return "waiting"
-        if result.status == "finished":
+        if result is not None and result.status == "finished":
             return "finished"  # it is never run again
-        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
         try:
-            if not taken(descriptor, shared=True):
+            descriptor = os.open(self.path / ".lock", os.O_RDONLY)  # it may be another user's
+        except FileNotFoundError:
+            return result.status if result else "waiting"
+        try:
+            if not self._taken(descriptor, shared=True):
                 return "playing"
             result = self.result  # the process that held the lock may have written it
         finally:
             os.close(descriptor)
         return result.status if result else "waiting"
+
+    def _taken(self, descriptor: int, shared: bool = False) -> bool:
+        try:
+            return taken(descriptor, shared)
+        except OSError as error:  # on some network file systems
+            raise FederationError(
+                f"{self.path} cannot be locked ({error.strerror}), so two could play it: give the sweep a folder on a file system "
+                "with locks."
+            ) from error
 
 
 def write_whole(path: Path, text: str) -> None:

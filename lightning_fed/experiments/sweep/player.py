@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
-from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord, write_whole
+from lightning_fed.experiments.sweep.folder import OVER, CellFolder, CellRecord, write_whole
 from lightning_fed.experiments.sweep.plan import Cell
 from lightning_fed.experiments.sweep.processes import Start
 from lightning_fed.experiments.sweep.progress import SweepProgress
@@ -133,8 +133,9 @@ def play(
     changed: Callable[[], None],
     start: Start,
     preempted: Callable[[], bool] = lambda: False,
+    wait: bool = False,
 ) -> None:
-    """Run all jobs that are not finished. The results are in their folders.
+    """Run all jobs that are not finished, also those that another process has begun and left. The results are in their folders.
 
     Args:
         jobs: jobs to run.
@@ -144,12 +145,13 @@ def play(
         changed: called after each change: :func:`write_cells`.
         start: starts processes.
         preempted: whether the process was asked to stop.
+        wait: wait for jobs that are running in other processes.
 
     Raises:
         KeyboardInterrupt: at Ctrl-C, or :class:`lightning_fed.signals.Terminated` at SIGTERM, when all processes have ended.
         Preempted: after SIGUSR1, when all runs have stopped at a checkpoint and some are unfinished.
     """
-    waiting, playing, paces = deque(jobs), list[Attempt](), Paces()
+    waiting, elsewhere, playing, paces = deque(jobs), list[CellJob](), list[Attempt](), Paces()
     caught: list[int] = []
     stopping = left_over = False
     with first_signal(caught.append):  # the start of a process must not be interrupted
@@ -161,11 +163,14 @@ def play(
                         note_pace(paces, attempt)
                         result = attempt.conclude()
                         left_over |= result.status == "interrupted"
+                        if attempt.job.folder.status == "playing":  # a fork without its server
+                            elsewhere.append(attempt.job)
                         progress.ended(attempt.job.cell.name, result, attempt.job.rounds)
                         changed()
                     if preempted() and not stopping:
                         stopping, left_over = True, left_over or bool(waiting)
                         waiting.clear()
+                        elsewhere.clear()
                         for attempt in playing:
                             attempt.ask_to_end(signal.SIGUSR1)
                     while waiting and len(playing) < workers and not caught:
@@ -174,10 +179,17 @@ def play(
                             playing.append(begun)
                             progress.began(job.cell.name)
                         else:
-                            progress.passed_over(job.cell.name, job.folder.status, job.rounds)
-                    if caught or not playing:
+                            progress.passed_over(job.cell.name, status := job.folder.status, job.rounds)
+                            elsewhere += [] if status in OVER else [job]
+                    if caught or not (playing or waiting or elsewhere):
                         break
                     if look % 20 == 0:  # it reads the files of all runs
+                        states = [(job, job.folder.status) for job in elsewhere]
+                        for job, status in states:
+                            if status in OVER:
+                                progress.passed_over(job.cell.name, status, job.rounds)
+                        waiting.extend(job for job, status in states if status in ("waiting", "interrupted"))
+                        elsewhere = [job for job, status in states if status == "playing" and (wait or playing or waiting)]
                         progress.left = time_left(waiting, playing, paces, workers)
                         progress.at({attempt.job.cell.name: (attempt.job.folder.rounds, attempt.job.rounds) for attempt in playing})
                     time.sleep(LOOK)

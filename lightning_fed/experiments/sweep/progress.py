@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from lightning_fed.experiments.sweep.folder import CellRecord
+from lightning_fed.experiments.sweep.folder import OVER, CellRecord
 
 
 class SweepProgress:
@@ -44,9 +44,10 @@ class SweepProgress:
         self._say(f"{name}: started")
 
     def passed_over(self, name: str, status: str, rounds: int) -> None:
-        """A run is finished already, or is running in another process."""
-        self._say(f"{name}: {'finished before' if status == 'finished' else 'is being run by another sweep'}")
-        self._count(rounds)
+        """A run has ended already, or is running in another process."""
+        self._say(f"{name}: {'is being run by another sweep' if status not in OVER else f'{status} before'}")
+        if status in OVER:
+            self._count(rounds)
 
     def ended(self, name: str, result: CellRecord, rounds: int) -> None:
         """A run has ended."""

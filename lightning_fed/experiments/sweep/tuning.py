@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_fed.errors import FederationError
-from lightning_fed.experiments.sweep.folder import CellFolder
+from lightning_fed.experiments.sweep.folder import OVER, CellFolder
 from lightning_fed.experiments.sweep.plan import VIEWS, Cell, Sweep
 from lightning_fed.experiments.sweep.settings import read_json
-
-OVER = ("finished", "failed")
-"""Statuses of a run that has ended."""
 
 
 @dataclass(frozen=True)

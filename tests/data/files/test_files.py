@@ -1,5 +1,6 @@
 """Tables of numbers and arrays in files."""
 
+import gzip
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,40 @@ def test_one_file_per_client_and_a_test_file() -> None:
     assert [client.num_train for client in data.clients] == list(USERS.values())
     assert (data.client_names, data.split) == (list(USERS), "official")
     assert data.client(1).data[data.client(1).splits[2]][0].tolist() == [[7.0]]
+
+
+def write_tables(**contents: str) -> None:
+    """Files ``<name>.csv`` of the folder d with a number and a class, and the copies that programs hide beside them."""
+    for name, content in contents.items():
+        for place in (f"d/{name}.csv", f"d/.{name}.csv", f"d/.ipynb_checkpoints/{name}-checkpoint.csv"):
+            Path(place).parent.mkdir(parents=True, exist_ok=True)
+            Path(place).write_text(content)
+
+
+def test_a_folder_is_read_without_hidden_files_and_with_compressed_ones() -> None:
+    write_tables(a="a,b\n1,0\n2,1\n3,1\n")
+    Path("d/b.csv.gz").write_bytes(gzip.compress(b"a,b\n4,0\n5,1\n"))
+    Path("d/c.TSV.gz").write_bytes(gzip.compress(b"a\tb\n6\t0\n7\t1\n"))
+    data = CSVFiles("d", "b", client="file")
+    assert sorted(everything(data)[0].flatten().tolist()) == [1, 2, 3, 4, 5, 6, 7]
+    assert data.client_names == ["a", "b", "c"]
+    Path("d/b.csv").touch()
+    with pytest.raises(FederationError, match=r"d/b.csv.gz and the same file uncompressed: take one out"):
+        CSVFiles("d", "b").setup()
+
+
+@pytest.mark.parametrize("path", ["d", "d/test.csv", "link"])
+@pytest.mark.parametrize("kind", [CSVFiles, TextFiles, ArrayFiles])
+def test_a_file_that_is_trained_on_is_not_tested_on(path: str, kind: Callable[..., FederatedDataModule]) -> None:
+    write_tables(train="text,label\n1,0\n2,1\n", test="text,label\n1,0\n2,1\n")
+    Path("link").symlink_to("d")
+    options: dict[str, Any] = {CSVFiles: {"target": "label"}, TextFiles: {"tokenizer": save_tokenizer(Path("tok"))}}.get(kind, {})
+    test = "d/test.csv"
+    if kind is ArrayFiles:
+        test = write_arrays(Path("d/test.npz"))
+        path = path.replace("csv", "npz")
+    with pytest.raises(FederationError, match=rf"{test} belongs to path and to test_path, so it would be trained and tested on"):
+        kind(path, test_path=test, **options).setup()
 
 
 def test_semicolons() -> None:

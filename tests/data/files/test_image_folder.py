@@ -125,6 +125,9 @@ def test_folders_that_hold_something_else() -> None:
     write_images(Path("images"), "class")
     Path("images/.cache").mkdir()
     Path("images/cat/notes.txt").write_text("not an image")
+    for hidden in ("images/cat/._cat0.png", "images/cat/.trash/cat0.png"):
+        Path(hidden).parent.mkdir(exist_ok=True)
+        Path(hidden).write_text("not to be seen")
     Path("images/cat/more").mkdir()
     Path("images/cat/cat0.png").write_bytes(Path("images/dog/ann1.png").read_bytes())
     Path("images/cat/more/deep.png").write_bytes(Path("images/dog/ann1.png").read_bytes())

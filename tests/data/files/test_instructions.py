@@ -17,6 +17,7 @@ import torch
 from tiny_chats import FORGETFUL, MARKED, QUESTIONS, UNMARKED, chats, save_chat_tokenizer, write_lines
 
 from lightning_fed.data import Instructions
+from lightning_fed.data.files.records import files_of
 from lightning_fed.data.text.exact_match import ends_with_number, is_exact
 from lightning_fed.data.text.generation import IGNORED
 from lightning_fed.data.text.token_rows import TokenRows, write_rows
@@ -128,9 +129,19 @@ def test_names_of_files_and_patterns_of_folders(tmp_path: Path) -> None:
         data = Instructions(str(tmp_path / path), tokenizer, client="file", val_share=0)
         data.setup()
         assert data.client_names == names
-    packed.rename(packed.with_name("aya.de.jsonl.gz"))
+    packed.rename(packed.with_name("aya.de.json"))
     with pytest.raises(FederationError, match=r"and another file of .*files have the same name aya.de: rename one"):
         Instructions(str(tmp_path / "files"), tokenizer, num_clients=1).setup()
+
+
+def test_what_is_tested_on_is_not_trained_on(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", chats(2))
+    last = write_lines(tmp_path / "b.jsonl", chats(2))
+    write_lines(tmp_path / ".b.jsonl", chats(2))
+    assert files_of(f"{tmp_path}/*.jsonl") == [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    data = Instructions(f"{tmp_path}/*.jsonl", save_chat_tokenizer(tmp_path / "tokenizer"), test_path=last)
+    with pytest.raises(FederationError, match=r"b.jsonl belongs to path and to test_path"):
+        data.setup()
 
 
 def test_data_sets_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

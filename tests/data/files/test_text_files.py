@@ -1,5 +1,6 @@
 """Texts in files of one's own."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,29 @@ def labels_of(kind: str, labels: list[str], tokenizer: str, **options: Any) -> t
     given = {"partition": IID(), "num_clients": 2} | options
     data = TextFiles("t.csv", tokenizer, **given) if kind == "TextFiles" else CSVFiles("t.csv", target="label", **given)
     return data.num_classes, data.class_names
+
+
+@pytest.mark.parametrize("kind", ["CSVFiles", "TextFiles"])
+@pytest.mark.parametrize("name", ["NA", "null", "?"])
+def test_a_missing_name_is_refused_unless_it_is_a_class(kind: str, name: str, tokenizer: str) -> None:
+    found = re.escape(name)
+    with pytest.raises(FederationError, match=rf"t.csv, line 3, has '{found}' in the column 'label', which is a target.*classes"):
+        labels_of(kind, ["1", name] * 10, tokenizer)
+    assert labels_of(kind, ["1", name] * 10, tokenizer, classes=[name, "1"]) == (2, [name, "1"])
+    Path("who.csv").write_text("text,label,who\n" + f"1,0,a\n2,1,{name}\n" * 10)
+    given: dict[str, Any] = {"path": "who.csv", "target": "label", "client": "who"}
+    data = CSVFiles(**given) if kind == "CSVFiles" else TextFiles(**given, tokenizer=tokenizer)
+    with pytest.raises(FederationError, match=rf"who.csv, line 3, has '{found}' in the column 'who', which is the client: fill"):
+        data.setup()
+
+
+@pytest.mark.parametrize("kind", ["CSVFiles", "TextFiles"])
+def test_blanks_around_a_name_do_not_count(kind: str, tokenizer: str) -> None:
+    Path("t.csv").write_text("text,label,who\n" + "1,n,a\n2, y,a \n3,y , b\n4,n,b\n" * 10)
+    given: dict[str, Any] = {"path": "t.csv", "target": "label", "client": "who"}
+    data = CSVFiles(**given) if kind == "CSVFiles" else TextFiles(**given, tokenizer=tokenizer)
+    data.setup()
+    assert (data.class_names, data.client_names) == (["n", "y"], ["a", "b"])
 
 
 @pytest.mark.parametrize("kind", ["CSVFiles", "TextFiles"])

@@ -163,6 +163,7 @@ def test_a_changed_column_is_another_federation() -> None:
         (natural(["a", "b"] * 5, partition=ByColumn("user", 6)), "None of the 2 clients has 6 examples"),
         (natural(["a", "", "b"]), r"1 of 3 examples, number \[1\] among them, do not say"),
         (natural(["a", None, "b"]), "1 of 3 examples"),
+        (natural(["a", float("nan"), "b"]), "1 of 3 examples"),
         (natural([1.0, float("nan"), 2.0]), "1 of 3 examples"),
         (natural(["a", "b"], columns={"user": ["a"]}), "assigns 1 examples to clients, but there are 2"),
     ],

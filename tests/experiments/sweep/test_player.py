@@ -11,6 +11,8 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,13 +104,13 @@ def job(seed: int, behaviour: str = "works") -> CellJob:
     return CellJob(Cell("A", "", seed, {}), folder, [str(folder.path), behaviour], 1, 3)
 
 
-def played(jobs: list[CellJob], workers: int = 1, start: Start = OWN) -> list[dict[str, str]]:
+def played(jobs: list[CellJob], workers: int = 1, start: Start = OWN, wait: bool = False) -> list[dict[str, str]]:
     """Play, and what ``cells.csv`` then says."""
     Path("sweep").mkdir(exist_ok=True)
     table = Path("sweep/cells.csv")
     progress = SweepProgress(len(jobs), len(jobs), Console())
     with preemption() as preempted:
-        play(jobs, workers, FACTS, progress, partial(write_cells, table, jobs), start, preempted)
+        play(jobs, workers, FACTS, progress, partial(write_cells, table, jobs), start, preempted, wait)
     return cells()
 
 
@@ -174,6 +176,24 @@ def test_a_cell_that_somebody_else_plays_is_passed_over(capsys: pytest.CaptureFi
         played(jobs)
     assert (calls(jobs[0]), len(calls(jobs[1]))) == ([], 1)
     assert "A/seed_0: is being run by another sweep" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("left", "tries"), [("interrupted", 1), ("finished", 0), ("failed", 0)])
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_cell_that_somebody_else_has_left_is_played_at_the_end(left: str, tries: int, wait: bool) -> None:
+    jobs = [job(0), job(1, "works" if wait else "waits")]
+    with ExitStack() as held:
+        held.enter_context(jobs[0].folder.locked())
+        jobs[0].folder.record(FACTS)
+
+        def leave() -> None:
+            jobs[0].folder.record(replace(FACTS, status=left))
+            held.close()
+            (jobs[1].folder.path / "go").touch()
+
+        when(lambda: jobs[1].folder.status == "finished" if wait else says(jobs[1], "waiting"), leave)
+        assert [row["status"] for row in played(jobs, wait=wait)] == ["finished" if tries else left, "finished"]
+    assert [len(calls(job)) for job in jobs] == [tries, 1]
 
 
 def test_a_cell_whose_status_is_asked_for_is_free() -> None:
