@@ -33,10 +33,25 @@ def read(name: str, args: Sequence[str]) -> Settings:
         return flat(ParseOnly(args).dumped())
 
 
-def check_start(name: str, args: Sequence[str]) -> Settings:
-    """The configuration of a command line, after building its objects. Raises :class:`FederationError` with its name."""
+def check_start(name: str, args: Sequence[str], tuned: bool = False) -> Settings:
+    """The configuration of a command line, after building its objects. Raises :class:`FederationError` with its name.
+
+    Args:
+        name: the run's name.
+        args: the command line.
+        tuned: the run tries a value, which needs validation data.
+    """
+
+    def do(cli: FederationCLI) -> None:
+        cli.federation.dry_run(cli.model, cli.datamodule)
+        if tuned and not any(client.num_val for client in cli.datamodule.clients):
+            raise FederationError("tune chooses on validation data, of which no client has any: set the data's val_share.")
+
     with errors_of(name):
-        return flat(FederationCLI(args, lambda cli: cli.federation.dry_run(cli.model, cli.datamodule)).dumped())
+        settings = flat(FederationCLI(args, do).dumped())
+        if tuned and settings.get("trainer.limit_val_batches") == 0:
+            raise FederationError("tune chooses on validation data, of which trainer.limit_val_batches = 0 leaves none: remove it.")
+        return settings
 
 
 @contextlib.contextmanager

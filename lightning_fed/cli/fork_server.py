@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from multiprocessing.connection import Connection
 
     from lightning_fed.experiments.sweep.forks import CellRequest
@@ -110,8 +111,19 @@ def play(request: "CellRequest", at_exit: FastExit) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    os.environ.update(request.variables)
-    sys.argv[1:] = request.args
+    run_program(request.args, request.variables, at_exit)
+
+
+def run_program(args: "Sequence[str]", variables: "Mapping[str, str]", at_exit: FastExit) -> None:
+    """Run ``python -m lightning_fed`` to its end.
+
+    Args:
+        args: its arguments.
+        variables: to be set in its environment.
+        at_exit: gets its exit code.
+    """
+    os.environ.update(variables)
+    sys.argv[1:] = args
     at_exit.code = 1  # for uncaught errors
     try:
         runpy.run_module("lightning_fed", run_name="__main__", alter_sys=True)

@@ -161,6 +161,7 @@ def _in_words(text: str, value: str) -> str:
     text = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"got \1, expected a whole number", text)
     text = re.sub(r"could not convert string to float: (.*)", r"got \1, expected a number", text)
     text = re.sub(r"Expected '([\w.]+)' to be a subclass of <class '(\w+)'>\.?", r"\1 is no \2", text)
+    text = re.sub(r"Unexpected import path format: ([^;]*)", r"got \1, expected the name of a class", text)
     text = re.sub(r"Import path does not correspond to a subclass of (\w+)", rf"{value} is no \1", text)
     no_class = r"Expected an import path or a subclass spec, but got (.*?)(?=\. Got value|;|$)(\. Got value: [^;]*)?"
     text = re.sub(no_class, r"got \1, expected the name of a class", text)
@@ -174,6 +175,8 @@ def _in_words(text: str, value: str) -> str:
 
 def _with_names(text: str, message: str, keys: list[str], options: Collection[str]) -> str:
     """Add the known names and the one that is nearest to the given name."""
+    if "Option 'class_path' is not accepted" in text:
+        return "the options of a class stand in its init_args, not beside its class_path"
     if wrong := re.search(r"Option '([^']+)' is not accepted(?! by)", text):
         path = _whose(message, wrong[0])
         # a method may fix an option of its base class
@@ -188,6 +191,11 @@ def _with_names(text: str, message: str, keys: list[str], options: Collection[st
         text += hint(wrong[1].rpartition(".")[2], OPTIONS) or near
     elif wrong := re.search(r"unrecognized arguments: --([^=\s]+)", text):
         return unknown(text, wrong[1], options)
+    elif text.startswith("unrecognized arguments: "):
+        text += "; the names of options begin with --, and a configuration is given as --config FILE"
+    elif text.startswith("the following arguments are required: "):
+        text = re.sub(r"\b\w+\.(?=data|model)", "--", text)
+        text += "; or --config with a file or a name that lightning-fed configs lists"
     elif "expected the name of a" in text:
         given = [name for name in re.findall(r"'(\w+)':", _given(message)) if name not in ("class_path", "init_args")]
         text += nearest(given[0], ["class_path", "init_args"]) if given else ""

@@ -11,7 +11,7 @@ import yaml
 from rich.console import Console
 
 from lightning_fed.cli.options import Options, positive, whole
-from lightning_fed.errors import FederationError, print_error
+from lightning_fed.errors import FederationError, error_text, print_error
 from lightning_fed.experiments.configs import SWEEP, found
 from lightning_fed.experiments.sweep.board import BOARD, write_board
 from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord, write_whole
@@ -26,6 +26,7 @@ from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.experiments.sweep.tuning import chosen, trials
 from lightning_fed.logs import each_line_once
 from lightning_fed.signals import Preempted, preemption
+from lightning_fed.storage.disk import in_one_line, naming
 
 log = logging.getLogger(__name__)
 
@@ -159,8 +160,6 @@ def played(
     """
     if not jobs:
         return
-    sweep.folder.mkdir(parents=True, exist_ok=True)
-    write_whole(sweep.folder / "sweep.yaml", yaml.safe_dump(as_config(sweep), sort_keys=False))
     cells = {cell.name: cell for cell in known}.values()  # the best trial is also one of the runs
     folders = [CellFolder(sweep.folder / cell.name) for cell in cells]
     commands = [arguments(sweep, cell, folder.path) for cell, folder in zip(cells, folders, strict=True)]
@@ -169,14 +168,21 @@ def played(
     progress, drawn = SweepProgress(len(jobs), sum(job.rounds for job in jobs), console), set[str]()
 
     def changed() -> None:
-        write_cells(sweep.folder / "cells.csv", listed)
-        finished = {job.cell.name for job in listed if job.folder.status == "finished"}
-        if finished != drawn:
-            drawn.update(finished)
-            compared = {cell.name for cell in sweep.cells_with(chosen(trials(sweep, sweep.folder)))}  # without other trials
-            write_board(sweep.folder, [(job.cell, job.folder) for job in listed if job.cell.name in finished & compared])
+        try:
+            write_cells(sweep.folder / "cells.csv", listed)
+            finished = {job.cell.name for job in listed if job.folder.status == "finished"}
+            if finished != drawn:
+                drawn.update(finished)
+                compared = {cell.name for cell in sweep.cells_with(chosen(trials(sweep, sweep.folder)))}  # without other trials
+                write_board(sweep.folder, [(job.cell, job.folder) for job in listed if job.cell.name in finished & compared])
+        except (FederationError, OSError) as error:  # runs go on
+            log.warning(f"{sweep.folder / 'cells.csv'} and {BOARD} are not up to date: {error_text(error)}")
 
-    play(jobs, workers, facts, progress, changed, start, preempted, wait)
+    remedy = "Runs continue from their last checkpoints if you make room and give the same command again."
+    with each_line_once(), in_one_line(lambda: remedy, sweep.folder), naming(sweep.folder):
+        sweep.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(sweep.folder / "sweep.yaml", yaml.safe_dump(as_config(sweep), sort_keys=False))
+        play(jobs, workers, facts, progress, changed, start, preempted, wait)
 
 
 def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:
@@ -217,7 +223,7 @@ def checked(sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool =
             failed.add(kind)  # unless it parses
             try:
                 if build and kind not in built and folder.status != "finished":
-                    known[kind] = check_start(cell.name, args)
+                    known[kind] = check_start(cell.name, args, tuned=bool(cell.value))
                     built.add(kind)
                 elif kind not in known:
                     known[kind] = read(cell.name, args)

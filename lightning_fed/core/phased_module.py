@@ -215,8 +215,8 @@ class PhasedModule(L.LightningModule):
 
         This is the first of Lightning's hooks, so that the error names the setting to use instead.
         """
-        for option, here in (("accumulate_grad_batches", "accumulate"), ("gradient_clip_val", "gradient_clip")):
-            if (value := getattr(self.trainer, option)) not in (None, 0, 1 if here == "accumulate" else None):
+        for option, here, off in (("accumulate_grad_batches", "accumulate", 1), ("gradient_clip_val", "gradient_clip", 0)):
+            if ((value := getattr(self.trainer, option)) or off) != off:
                 raise FederationError(
                     f"The Trainer has {option}={value}, but {type(self).__name__} calls the optimizer itself: pass "
                     f"{here}={value} to the module instead."

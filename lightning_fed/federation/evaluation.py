@@ -5,9 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from lightning_fed.core.aggregation import WeightedMean, check_payload
 from lightning_fed.core.messages import STAGES, Broadcast, ClientUpdate, Turn
-from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.server import Server
-from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines.worker import Worker
 from lightning_fed.errors import FederationError
@@ -22,36 +20,25 @@ class Evaluation:
     """Evaluates the models of a run, and recomputes the statistics that they need.
 
     Args:
-        model: the method.
         server: the run's server.
-        data: the clients' data.
         clients: clients whose models are evaluated; statistics are computed on the data of those that take part.
         unseen: ids of clients that never take part in training, which are evaluated separately.
-        local: a worker in this process.
+        local: a worker in this process, with the method, the clients' data and the run's seed.
         turns: runs turns.
-        seed: the run's seed.
 
     Attributes:
         results: each client's last evaluation metrics.
     """
 
     def __init__(
-        self,
-        model: FederatedModule,
-        server: Server,
-        data: FederatedDataModule,
-        clients: Sequence[ClientInfo],
-        unseen: Collection[int],
-        local: Worker,
-        turns: RoundTurns,
-        seed: int,
+        self, server: Server, clients: Sequence[ClientInfo], unseen: Collection[int], local: Worker, turns: RoundTurns
     ) -> None:
         self.results: dict[int, Metrics] = {}
-        self._model, self._server, self._data = model, server, data
+        self._model, self._data, self._seed = local.template, local.data, local.seed
+        self._server, self._local, self._turns = server, local, turns
         self._clients = [client for client in clients if client.id not in unseen]
         self._unseen = [client for client in clients if client.id in unseen]
         self._eligible_clients = [client for client in clients if client.takes_part]
-        self._local, self._turns, self._seed = local, turns, seed
         self._gathered: int | None = None  # the round of the current statistics
 
     def evaluate(self, round: int, final: bool) -> Metrics:

@@ -145,7 +145,7 @@ class Run:
             self._continue_from(checkpoint)
         self.local = self._spec.worker()  # for models on request; the engine runs the turns
         honest = [client for client in self.clients if client.id not in self.attackers]
-        self._evaluation = Evaluation(model, self.server, data, honest, self.unseen, self.local, self._turns, self.seed)
+        self._evaluation = Evaluation(self.server, honest, self.unseen, self.local, self._turns)
         self.loggers = self._make_loggers(settings.logger)
         engine.open(self._spec, self.store)
 

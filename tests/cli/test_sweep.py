@@ -1,6 +1,7 @@
 """The verb ``sweep``: what it checks before the first run, and real runs."""
 
 import csv
+import errno
 import json
 import logging
 import re
@@ -164,6 +165,22 @@ def test_all_that_is_wrong_is_told_in_a_line_each_before_the_first_run(capsys: p
 
 
 @pytest.mark.usefixtures("no_run")
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("data.init_args.val_share", 0, "of which no client has any: set the data's val_share"),
+        ("trainer.limit_val_batches", 0, "of which trainer.limit_val_batches = 0 leaves none"),
+    ],
+)
+def test_tuning_without_validation_data_is_refused(
+    option: str, value: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tune = {"FedAvg": {"model.init_args.epochs": [1, 2]}}
+    said = refused(capsys, start=partial(sweep, "--dry_run", tune=tune, methods={"FedAvg": {option: value}}))
+    assert f"FedAvg/epochs=1/seed_3 and 1 more: tune chooses on validation data, {message}" in said
+
+
+@pytest.mark.usefixtures("no_run")
 def test_a_sweep_without_its_base_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, start=partial(sweep, base="nowhere.yaml"))
     assert "my.sweep.yaml: there is no base nowhere.yaml" in said
@@ -172,7 +189,7 @@ def test_a_sweep_without_its_base_is_refused(capsys: pytest.CaptureFixture[str])
 @pytest.mark.usefixtures("no_run")
 def test_a_dry_run_prints_commands_and_plays_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     tried = list[str]()
-    monkeypatch.setattr(dry_run, "check_start", lambda name, args: tried.append(name) or check_start(name, args))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(dry_run, "check_start", lambda name, args, tuned: tried.append(name) or check_start(name, args))  # type: ignore[func-returns-value]
     sweep("--dry_run", grid={"data.init_args.partition.init_args.alpha": [0.1, 5]}, seeds=[3, 4, 5])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "# 0 alpha=0.1/FedAvg/seed_3: waiting"
@@ -253,7 +270,7 @@ TUNING: dict[str, object] = {
 def tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small program stands for a run, and nothing is checked before."""
     for check in ("check_start", "read"):
-        monkeypatch.setattr(dry_run, check, lambda name, args: {"federation.rounds": 1})
+        monkeypatch.setattr(dry_run, check, lambda name, args, tuned=False: {"federation.rounds": 1})
     Path("run.py").write_text(TUNED)
     monkeypatch.setattr(processes, "PROGRAM", (sys.executable, "-S", str(Path("run.py").absolute())))
 
@@ -318,6 +335,29 @@ def test_all_seeds_are_played_with_the_value_that_was_best(capsys: pytest.Captur
     assert error.value.code == 1
     assert "FedAvg/epochs=9/partition_5_seed_0 failed: it diverged" in said.err
     assert "2 of 4 runs are finished." in said.out  # the other method was played
+
+
+@pytest.mark.usefixtures("tuned")
+def test_curves_that_cannot_be_drawn_stop_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("compared").mkdir()
+    Path("compared/curves").touch()
+    sweep("--isolate", **TUNING)
+    said = capsys.readouterr().out
+    assert "4 of 4 runs are finished." in said
+    assert said.count("compared/cells.csv and curves are not up to date: ") == 1
+
+
+@pytest.mark.usefixtures("tuned")
+def test_a_disk_without_room_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(path: Path, text: str, *args: object) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    Path("my.sweep.yaml").write_bytes(yaml.safe_dump(SWEEP | TUNING, sort_keys=False).encode())
+    said = refused(capsys, "sweep", "--config", "my.sweep.yaml", "--isolate")
+    assert "compared: No space left on device. Runs continue" in said
+    assert not [path for path in Path("compared").rglob("*") if path.is_file()]
 
 
 @pytest.mark.usefixtures("tuned")

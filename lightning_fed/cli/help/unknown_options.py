@@ -18,7 +18,9 @@ def unknown(text: str, option: str, options: Collection[str]) -> str:
         option: the option, without dashes.
         options: all known options.
     """
-    meant = hint(option.rpartition(".")[2], OPTIONS) or place_of(option) or nearest(option, options, "--")
+    blocks = sorted(name for name in options if name.rpartition(".")[2] == option)
+    near = f" (did you mean --{blocks[0]}?)" if blocks else nearest(option, options, "--")
+    meant = hint(option.rpartition(".")[2], OPTIONS) or place_of(option) or near
     return f"{text}{meant}; {where_to_look(option)}"
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from lightning_fed.data.batches import BatchTransform
+from lightning_fed.data.files.columns import FILE
 from lightning_fed.data.files.records import Record, files_of, read_records
 from lightning_fed.data.files.table import Table, TableData, refuse_shared
 from lightning_fed.data.partition.base import IID, Partitioner
@@ -225,7 +226,7 @@ class Instructions(TableData):
         return self._rows
 
     def _conversation(self, record: Record) -> Conversation:
-        fields = record.fields
+        fields = {name: value for name, value in record.fields.items() if name != FILE}
         if self.remove is not None:
             try:
                 fields = _without(re.compile(self.remove, re.DOTALL), fields)
@@ -236,6 +237,7 @@ class Instructions(TableData):
     def _rows_of(
         self, chat: ChatTemplate, records: Sequence[Record], conversations: Sequence[Conversation]
     ) -> Iterator[tuple[int, bool, list[int], list[bool]]]:
+        rows = 0
         for number, (record, conversation) in enumerate(zip(records, conversations, strict=True)):
             ids, learned = chat.encode(conversation, record.where)
             if is_cut := len(ids) > self.max_length:
@@ -248,7 +250,9 @@ class Instructions(TableData):
                     continue
                 ids, learned = ids[: self.max_length], learned[: self.max_length]
             if any(learned[1:]):  # the first token has no predecessor to predict it
+                rows += 1
                 yield number, is_cut, ids, learned
+        require(rows > 0, f"{self.path} has nothing left to train on within max_length {self.max_length}: raise it.")
 
     def _print_losses(self, rows: TokenRows, records: Sequence[Record]) -> None:
         """Print how many answers are cut off or left out."""

@@ -104,4 +104,7 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise FederationError(f"{where} is not JSON ({error}): write an object on each line, or a list of objects.") from error
+        place = f"column {error.colno}" if "\n" not in text.strip() else f"line {error.lineno}, column {error.colno}"
+        raise FederationError(
+            f"{where} is not JSON ({error.msg}, {place}): write an object on each line, or a list of objects."
+        ) from error

@@ -53,14 +53,16 @@ def conversation_of(fields: Mapping[str, Any], columns: Columns | None, where: s
     """
     if columns is not None:
         return _checked([{"role": role, "content": _joined(fields, names, where)} for role, names in columns.items()], where)
-    if (given := fields.get("messages") or fields.get("conversations")) is not None:
-        return _checked([_message(one, where) for one in _listed(given, where)], where)
-    if "prompt" in fields and "completion" in fields:
+    given = {name: value for name, value in fields.items() if value is not None}  # in Parquet, all records have all names
+    for name in ("messages", "conversations"):
+        if name in given:
+            return _checked(_messages(given[name], name, where), where)
+    if {"prompt", "completion"} <= fields.keys() and {"prompt", "completion"} & given.keys():
         prompt, answer = fields["prompt"], fields["completion"]
         if isinstance(prompt, str) and isinstance(answer, str):
             require(answer.strip() != "", f"{where} has no answer, its completion is empty: fill it in, or leave the record out.")
             return Conversation((prompt, answer))
-        asked, answered = ([_message(one, where) for one in _listed(part, where)] for part in (prompt, answer))
+        asked, answered = _messages(prompt, "prompt", where), _messages(answer, "completion", where)
         return _checked(asked + answered, where)._replace(start=len(asked))
     if "instruction" in fields and "output" in fields:
         asked_in = ["instruction", *(["input"] if fields.get("input") else [])]
@@ -78,11 +80,10 @@ def _joined(fields: Mapping[str, Any], names: list[str] | str, where: str) -> st
     return "\n\n".join(str(fields[name]) for name in named if fields[name] not in (None, ""))
 
 
-def _listed(given: Any, where: str) -> list[Any]:
-    require(
-        isinstance(given, list), f"{where} has messages that are a {type(given).__name__}: expected a list of role and content."
-    )
-    return list(given)
+def _messages(given: Any, name: str, where: str) -> list[Message]:
+    told = f"{where} has the {name} {str(given)[:60]!r}: expected a list of role and content"
+    require(isinstance(given, list), f"{told}{', or two texts' if name in ('prompt', 'completion') else ''}.")
+    return [_message(one, where) for one in given]
 
 
 def _message(given: Any, where: str) -> Message:
@@ -96,7 +97,7 @@ def _message(given: Any, where: str) -> Message:
 def _checked(messages: list[Message], where: str) -> Conversation:
     """Raises :class:`FederationError` unless messages begin with a question, alternate, and end with an answer."""
     roles = [str(message["role"]) for message in messages]
-    told = f"{where} has the roles {', '.join(roles) or 'of nobody'}"
+    told = f"{where} has {'the roles ' + ', '.join(roles) if roles else 'no messages'}"
     turns = roles[1:] if roles[:1] and roles[0] in SYSTEM else roles
     require("assistant" in turns and turns[-1] == "assistant", f"{told}: it ends without an answer, which the assistant gives.")
     require(turns[0] == "user", f"{told}: expected the user first, or after a system message.")
@@ -104,7 +105,9 @@ def _checked(messages: list[Message], where: str) -> Conversation:
         fits = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("assistant", "tool")}.get(before, ())
         require(after in fits, f"{told}: after {before} comes {after}, expected {' or '.join(fits) or 'user, assistant or tool'}.")
     for message in messages:
-        if message["role"] == "assistant":
+        if message["role"] != "assistant":
+            require("content" in message, f"{where} has a message of the {message['role']} without content: fill it in.")
+        else:
             content = message.get("content")
             empty = not (content.strip() if isinstance(content, str) else content) and not message.get("tool_calls")
             require(not empty, f"{where} has no answer, an assistant's message is empty: fill it in, or leave the record out.")

@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_fed.data.batches import EXAMPLE, ROUND_UP, TARGETS, BatchTransform
 from lightning_fed.data.lazy import LazyInputs
 from lightning_fed.data.text.generation import IGNORED
-from lightning_fed.errors import FederationError, require
+from lightning_fed.errors import FederationError
 
 PARTS = ("ids", "learned", "starts", "records", "cut")
 """The arrays of a folder: token ids and whether they are trained, of all rows in sequence; the start of each row and the end of the
@@ -118,7 +118,6 @@ def write_rows(folder: Path, rows: Iterable[tuple[int, bool, list[int], list[boo
         learned.append(np.array(mask, np.bool_))
         lengths.append(len(of_row))
         records.append(record)
-    require(len(records) > 0, "No record has anything left to train on: raise max_length.")
     arrays = (np.concatenate(ids), np.concatenate(learned), np.cumsum(lengths), np.array(records), np.array(cut))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,8 @@ def budget_tables(comparison: Comparison, rounds: pd.DataFrame, budgets: Sequenc
     for method, metric in comparison.metrics.items():
         of_method, finished = of_setting[of_setting["method"] == method], comparison.methods[method].index
         runs = [run for draw, run in of_method.groupby(DRAW) if draw in finished]
-        reached = [_mean([view.value(_within(run, budget), metric, comparison.lower) for run in runs]) for budget in budgets]
+        lower = bool(comparison.methods[method]["lower_is_better"].iloc[0])
+        reached = [_mean([view.value(_within(run, budget), metric, lower) for run in runs]) for budget in budgets]
         rows.append([Entry(method), *(Entry(_said(value, comparison)) for value in reached)])
     note = "What a method had reached when it had sent no more than so much, up and down: the mean of its runs."
     title = "At a budget" + (f": {comparison.setting}" if comparison.setting else "")

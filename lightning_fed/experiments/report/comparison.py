@@ -8,7 +8,7 @@ import pandas as pd
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report.pairing import DRAW, cells_of
 from lightning_fed.experiments.report.statistics import Cells, Estimate, estimate
-from lightning_fed.experiments.report.views import View, in_percent, lower_is_better, rough, stage_of
+from lightning_fed.experiments.report.views import View, in_percent, kind_of, lower_is_better, rough
 from lightning_fed.experiments.sweep.plan import ReportOptions
 from lightning_fed.formatting import sized
 
@@ -41,14 +41,17 @@ class Comparison:
 
     @property
     def mixed(self) -> bool:
-        """Whether methods have different kinds of metrics (clients' means and a global model): then no method is the best."""
-        return len({stage_of(metric) for metric in self.metrics.values()}) > 1
+        """Whether methods have different kinds of metrics (other measures, or clients' means and a global model): then no method is
+        the best.
+        """
+        return len({kind_of(metric) for metric in self.metrics.values()}) > 1
 
     @property
     def lower(self) -> bool:
-        """Whether smaller values are better."""
-        known = "lower_is_better" in self.runs  # missing in files of earlier versions
-        return bool(self.runs["lower_is_better"].any()) if known else lower_is_better(next(iter(self.metrics.values())))
+        """Whether smaller values of the baseline's metric are better."""
+        of_baseline = self.methods[self.baseline]
+        known = "lower_is_better" in of_baseline  # missing in files of earlier versions
+        return bool(of_baseline["lower_is_better"].any()) if known else lower_is_better(self.metrics[self.baseline])
 
     @property
     def scale(self) -> float:
@@ -87,8 +90,8 @@ class Comparison:
     @property
     def alike(self) -> list[str]:
         """Methods with the baseline's kind of metric, including the baseline."""
-        stage = stage_of(self.metrics[self.baseline])
-        return [method for method, metric in self.metrics.items() if stage_of(metric) == stage]
+        kind = kind_of(self.metrics[self.baseline])
+        return [method for method, metric in self.metrics.items() if kind_of(metric) == kind]
 
     def cells(self, measure: str, method: str, other: str) -> Cells:
         """Differences between two methods, by partition and seed, where both have a run."""

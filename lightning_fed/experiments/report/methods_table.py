@@ -103,8 +103,8 @@ def _difference_column(comparison: Comparison, apart: Mapping[str, Estimate]) ->
             return Entry("–" if method == comparison.baseline else "another measure")
         one = apart[method]
         own, shared = len(comparison.methods[method]), one.partitions * one.seeds
-        left_out = f"Over the {one.partitions} partitions × {one.seeds} training seeds for which no run is missing."
-        note = left_out if 0 < shared < own and comparison.crossed else ""
+        draws = f"{one.partitions} partitions × {one.seeds} training" if comparison.crossed else f"{shared} of {own}"
+        note = f"Over the {draws} seeds for which no run is missing." if 0 < shared < own else ""
         return Entry(difference_text(one, comparison.scale, comparison.digits), note=note)
 
     return Column(f"{comparison.compared.replace('_', ' ')}, minus {comparison.baseline}", entry)
@@ -196,11 +196,12 @@ def reached(values: pd.Series, write: Callable[[float], str]) -> str:
 
 
 def spread(values: pd.Series, digits: int = 2) -> str:
-    """Mean ± standard deviation; for one value the value."""
+    """Mean ± standard deviation; for one value the value. It says how many values there are if some are missing."""
     known = values.dropna()
     if known.empty:
         return "–"
-    return f"{known.mean():.{digits}f}" + (f" ± {known.std(ddof=1):.{digits}f}" if len(known) > 1 else "")
+    said = f"{known.mean():.{digits}f}" + (f" ± {known.std(ddof=1):.{digits}f}" if len(known) > 1 else "")
+    return said if len(known) == len(values) else f"{said} ({len(known)} of {len(values)})"
 
 
 def difference_text(apart: Estimate, scale: float, digits: int = 2) -> str:

@@ -22,7 +22,7 @@ from lightning_fed.experiments.report.played import settings_table
 from lightning_fed.experiments.report.runs import KEY, load_clients, load_crossed, load_rounds, load_runs
 from lightning_fed.experiments.report.seeds_table import seed_tables
 from lightning_fed.experiments.report.tuning_table import tuning_tables
-from lightning_fed.experiments.report.views import View, measure_of, stage_of
+from lightning_fed.experiments.report.views import View, kind_of, measure_of
 from lightning_fed.experiments.report.writers import latex, markdown, terminal
 from lightning_fed.experiments.sweep.plan import ReportOptions, Sweep, file_name
 from lightning_fed.experiments.sweep.tuning import Trial, grouped, trials
@@ -100,7 +100,7 @@ class Report:
         """The data to draw and their column; if methods have different metrics, a column with each method's own."""
         metrics = self.runs.set_index(list(KEY))["metric"]
         usual = str(metrics.mode().iloc[0])
-        column = usual if metrics.map(stage_of).nunique() == 1 else f"monitor/test_{measure_of(usual)}"
+        column = usual if metrics.map(kind_of).nunique() == 1 else f"monitor/test_{measure_of(usual)}"
         if metrics.nunique() == 1:
             return rounds, clients, column
         measured = metrics.map(lambda metric: f"test/{measure_of(metric)}")

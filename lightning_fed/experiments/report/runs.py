@@ -1,5 +1,6 @@
 """Results of runs as tables: a row per run, per round, or per client."""
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,7 +13,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.experiments.renames import METRICS, hint
 from lightning_fed.experiments.report.files import read_clients, read_crossed, read_rounds
 from lightning_fed.experiments.report.folders import RunFolder, run_folders
-from lightning_fed.experiments.report.views import COSTS, Cost, View, lower_is_better, measure_of, measured_in, stage_of, up_to
+from lightning_fed.experiments.report.views import COSTS, Cost, View, kind_of, lower_is_better, measure_of, measured_in, up_to
 
 KEY = ("method", "setting", "partition", "seed")
 """Columns that identify the run of a row."""
@@ -37,8 +38,9 @@ def load_runs(
     Args:
         folders: folders of runs, of sweeps, or parents of these.
         metric: column of ``metrics.csv``, with or without ``/mean``; ``monitor``: each method's own monitored metric. None: the
-            same, unless some methods report the clients' mean and others a global model; then what all of them have, the clients'
-            mean after aggregation of the measure that the runs select by, ``after/test_accuracy/mean`` for classification.
+            same, unless methods report different measures, or some the clients' mean and others a global model; then what all of
+            them have, the clients' mean after aggregation of the measure that the runs select by, ``after/test_accuracy/mean`` for
+            classification.
         target: value of the metric; the row says when it was first reached.
         vary: see :func:`lightning_fed.experiments.report.folders.run_folders`.
         at: the reported round; see :class:`.View`.
@@ -105,17 +107,19 @@ def load_crossed(*folders: Path | str, vary: Collection[str] = ()) -> pd.DataFra
 def metrics_of(runs: Sequence[RunFolder], metric: str | None) -> list[str]:
     """The column of each run that ``metric`` refers to; see :func:`load_runs`. Raises :class:`FederationError` if no run has it."""
     monitored = [run.monitor for run in runs]
-    if metric == MONITOR or (metric is None and len(set(map(stage_of, monitored))) == 1):
+    if metric == MONITOR or (metric is None and len(set(map(kind_of, monitored))) == 1):
         return monitored
     return [_column(runs, metric)] * len(runs)
 
 
 def _column(runs: Collection[RunFolder], metric: str | None) -> str:
     """The column that ``metric`` refers to for all runs."""
-    columns = list(dict.fromkeys(column for run in runs for column in read_rounds(run.path)))
+    of_runs = [list(read_rounds(run.path)) for run in runs]
+    columns = list(dict.fromkeys(itertools.chain(*of_runs)))
     chosen = [match[1] for column in columns if (match := re.fullmatch(r"selected/test_(\w+)", column))]
     found = [match[1] for column in columns if (match := re.fullmatch(r"after/test_(\w+)/mean", column))]
-    measures = [name for name in (*chosen, *found) if name != "loss"] or found
+    known = [name for name in (*chosen, *found) if name != "loss"] or found
+    measures = [name for name in known if all(f"after/test_{name}/mean" in of for of in of_runs)] or known
     if metric is None and measures:
         metric = f"after/test_{measures[0]}/mean"
     for candidate in (metric, f"{metric}/mean"):

@@ -30,6 +30,13 @@ def stage_of(metric: str) -> str:
     return metric.partition("/")[0]
 
 
+def kind_of(metric: str) -> tuple[str, str]:
+    """Stage and measure of a column; only equal ones are compared. ``adapted_accuracy``, of a model that a client adapts before it
+    is measured, is an accuracy.
+    """
+    return stage_of(metric), measure_of(metric).removeprefix("adapted_")
+
+
 def in_percent(metric: str) -> bool:
     """Whether a column is an accuracy."""
     return measure_of(metric).endswith("accuracy")
@@ -89,7 +96,7 @@ class View:
         """
         measured = measured_in(rounds, metric)
         if self.span:
-            return float(measured[metric].iloc[-self.span :].mean()) if len(measured) >= self.span else math.nan
+            return float(measured[metric].iloc[-self.span :].mean(skipna=False)) if len(measured) >= self.span else math.nan
         row = self.row(measured, metric, lower)
         return math.nan if row is None else float(row[metric])
 
@@ -105,8 +112,10 @@ class View:
 
 
 def measured_in(rounds: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The rounds in which a column was evaluated."""
-    return rounds[rounds[metric].notna()] if metric in rounds else rounds[:0]
+    """The rounds in which a column was evaluated, also where it came to no number and others of its stage did."""
+    if metric not in rounds:
+        return rounds[:0]
+    return rounds[rounds.filter(regex=rf"^{re.escape(stage_of(metric))}/test_|^{re.escape(metric)}$").notna().any(axis=1)]
 
 
 def up_to(rounds: pd.DataFrame, cost: Cost, budget: float) -> pd.DataFrame:

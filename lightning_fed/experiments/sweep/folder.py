@@ -138,5 +138,9 @@ class CellFolder:
 def write_whole(path: Path, text: str) -> None:
     """Write a file under another name and rename it: readers on any machine see all of it, or the previous file."""
     aside = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")
-    aside.write_text(text)
-    aside.replace(path)
+    try:
+        aside.write_text(text)
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, plain
+from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, flat, plain
 
 Overrides = dict[str, Any]
 """Options of ``lightning-fed fit`` without dashes, and their values."""
@@ -191,21 +191,26 @@ class Sweep:
     @property
     def varied_by_seed(self) -> set[str]:
         """The keys in which runs of one method and setting differ."""
-        groups = (*self.methods.values(), *self.settings.values())
-        given = [(key, value) for overrides in groups for key, value in overrides.items() if isinstance(value, str)]
-        return {SEED, plain(PARTITION_SEED)} | {plain(key) for key, value in given if OF_SEED in value or OF_PARTITION in value}
+        groups = (*self.methods.values(), *self.settings.values(), *self.tune.values())
+        given = [item for overrides in groups for item in flat({plain(key): value for key, value in overrides.items()}).items()]
+        return {SEED, plain(PARTITION_SEED)} | {key for key, value in given if OF_SEED in str(value) or OF_PARTITION in str(value)}
 
 
 def _of_draw(overrides: Overrides, partition: int | None, seed: int) -> Overrides:
     """Overrides of a run with these seeds."""
     named = {OF_SEED: str(seed), OF_PARTITION: str(seed if partition is None else partition)}
-    return {key: _replaced(value, named) if isinstance(value, str) else value for key, value in overrides.items()}
+    return {key: _replaced(value, named) for key, value in overrides.items()}
 
 
-def _replaced(text: str, by: Mapping[str, str]) -> str:
-    for name, value in by.items():
-        text = text.replace(name, value)
-    return text
+def _replaced(value: Any, by: Mapping[str, str]) -> Any:
+    """A value, in whose texts names are replaced."""
+    if isinstance(value, Mapping):
+        return {key: _replaced(inner, by) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_replaced(inner, by) for inner in value]
+    for name, text in by.items() if isinstance(value, str) else ():
+        value = value.replace(name, text)
+    return value
 
 
 def _merged(groups: Iterable[Overrides]) -> Overrides:
@@ -220,8 +225,8 @@ def arguments(sweep: Sweep, cell: Cell, run_dir: Path) -> list[str]:
 
 
 def file_name(name: str) -> str:
-    """A name without characters that file systems and shells treat specially."""
-    return re.sub(r"[^\w.=+-]+", "_", name)
+    """A name without characters that file systems and shells treat specially, and not ``..``."""
+    return re.sub(r"[^\w.=+-]+|^\.+$", "_", name)
 
 
 def label(option: str, value: Any) -> str:

@@ -112,8 +112,8 @@ class Attempt:
         said = f"killed by {signal.Signals(-code).name}" if code < 0 else self.job.folder.last_line or f"exit code {code}"
         error = said.removeprefix("lightning-fed: error: ") if status == "failed" else ""
         result = replace(self._outcome, status=status, seconds=round(self._spent + self.seconds, 1), error=error)
-        self.job.folder.record(result)
-        self._holding.close()
+        with self._holding:
+            self.job.folder.record(result)
         return result
 
     def _wait(self) -> int:
@@ -194,11 +194,11 @@ def play(
                         progress.at({attempt.job.cell.name: (attempt.job.folder.rounds, attempt.job.rounds) for attempt in playing})
                     time.sleep(LOOK)
         finally:
-            for attempt in playing:
-                attempt.ask_to_end()
-            for attempt in playing:
-                attempt.conclude()
-            changed()
+            with ExitStack() as last:  # all of it, also if the disk is full
+                last.callback(changed)
+                for attempt in playing:
+                    attempt.ask_to_end()
+                    last.callback(attempt.conclude)
         if caught:
             raise KeyboardInterrupt if caught[0] == signal.SIGINT else Terminated()
         if stopping and left_over:

@@ -57,6 +57,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # an invalid date is a ValueError
         said = " ".join(str(error).replace('in "<unicode string>", ', "in ").split()).rstrip(".")
         raise FederationError(f"{path} is not YAML: {said}.") from error
+    if content is None:
+        raise FederationError(f"{path} is empty, or has comments only: it is to be a mapping of settings.")
     if not isinstance(content, dict):
         raise FederationError(f"{path} holds {type(content).__name__}, not a mapping of settings.")
     return content

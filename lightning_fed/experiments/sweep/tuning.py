@@ -59,8 +59,8 @@ def at_edges(sweep: Sweep, method: str, value: str) -> list[str]:
     """The options whose chosen value is the smallest or largest one, so that a better value may lie beyond."""
     found = []
     for option, given in sweep.values(method)[value].items():
-        tried = [other for other in sweep.tune[method][option] if isinstance(other, int | float)]
-        if len(tried) > 1 and given in (min(tried), max(tried)):
+        tried = [number for number in map(_number, sweep.tune[method][option]) if not math.isnan(number)]
+        if len(tried) > 1 and _number(given) in (min(tried), max(tried)):
             found.append(option.rpartition(".")[2])
     return found
 
@@ -72,6 +72,14 @@ def inequality(sweep: Sweep) -> str:
         return ""
     said = ", ".join(f"{method} {count or 'none'}" for method, count in counts.items())
     return f"Methods were tuned unequally; values tried: {said}."
+
+
+def _number(value: object) -> float:
+    """A number, also one that YAML reads as text (``1e-3``); NaN for anything else."""
+    try:
+        return math.nan if isinstance(value, bool) else float(str(value))
+    except ValueError:
+        return math.nan
 
 
 def _trial(cell: Cell, folder: CellFolder, at: str) -> Trial:

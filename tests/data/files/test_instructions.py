@@ -18,6 +18,7 @@ from tiny_chats import FORGETFUL, MARKED, QUESTIONS, UNMARKED, chats, save_chat_
 
 from lightning_fed.data import Instructions
 from lightning_fed.data.files.records import files_of
+from lightning_fed.data.text.conversations import conversation_of
 from lightning_fed.data.text.exact_match import ends_with_number, is_exact
 from lightning_fed.data.text.generation import IGNORED
 from lightning_fed.data.text.token_rows import TokenRows, write_rows
@@ -344,10 +345,14 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no completion": ({"prompt": "x", "completion": " "}, {}, "record 2, has no answer, its completion is empty"),
     "order": (roles("user", "user", "assistant"), {}, "record 2, .* after user comes user, expected assistant"),
     "begin": (roles("assistant", "user", "assistant"), {}, "record 2, .* expected the user first"),
-    "form": ({"text": "x"}, {}, "record 2, has text, file: expected messages .*, prompt and completion, or instruction"),
+    "form": ({"text": "x"}, {}, "record 2, has text: expected messages .*, prompt and completion, or instruction"),
+    "no messages": ({"messages": []}, {}, "record 2, has no messages: it ends without an answer"),
+    "no list": ({"messages": "x"}, {}, "record 2, has the messages 'x': expected a list of role and content"),
+    "null": ({"prompt": None, "completion": "x"}, {}, "record 2, has the prompt 'None': expected .*, or two texts"),
+    "no content": ({"messages": [{"role": "user"}, ONE[1]]}, {}, "record 2, has a message of the user without content"),
     "no object": (3, {}, "record 2, is '3', expected an object"),
     "message": ({"messages": [{"speaker": "x"}]}, {}, "record 2, has the message .* expected role and content"),
-    "column": ({"q": "x"}, {"columns": {"user": "q", "assistant": "a"}}, "record 1, has messages, who, task, file, but no q"),
+    "column": ({"q": "x"}, {"columns": {"user": "q", "assistant": "a"}}, "record 1, has messages, who, task, but no q"),
     "template": (
         roles("user", "assistant"),
         {"template": "chatlm"},
@@ -361,7 +366,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "label": (roles("user", "assistant"), {"label": "topic"}, "has the columns who, task, file, but no label 'topic'"),
     "pattern": (roles("user", "assistant"), {"remove": "("}, "is not a regular expression"),
-    "nothing left": (roles("user", "assistant"), {"max_length": 9}, "No record has anything left to train on"),
+    "nothing left": (roles("user", "assistant"), {"max_length": 9}, "chats.jsonl has nothing left to train on within max_length 9"),
     "null label": (ONE_RECORD | {"task": None}, {"label": "task"}, "record 2, has task None, as its label: expected a text"),
     "client of a list": (ONE_RECORD | {"who": ["ann"]}, {"client": "who"}, r"record 2, has who .*ann.*, as its client"),
     "column of a list": (
@@ -383,6 +388,12 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
         "the client ann has no record left below max_length 90",
     ),
 }
+
+
+def test_a_record_of_parquet_has_null_for_all_names_of_other_forms() -> None:
+    lacking = {"messages": None, "conversations": None, "prompt": None, "completion": None}
+    found = conversation_of(lacking | {"instruction": "x", "input": None, "output": "y"}, None, "record 1,")
+    assert found.messages == [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
 
 
 @pytest.mark.parametrize("wrong", BAD)
@@ -411,5 +422,5 @@ def test_tokenizers_that_lack_something(save: Callable[[Path], str], said: str, 
 
 def test_broken_lines_are_named(tmp_path: Path) -> None:
     (tmp_path / "broken.jsonl").write_text(json.dumps(chats()[0]) + "\n{'a': 1}\n")
-    with pytest.raises(FederationError, match=r"broken.jsonl, line 2, is not JSON .*: write an object on each line"):
+    with pytest.raises(FederationError, match=r"broken.jsonl, line 2, is not JSON .*, column 2.: write an object on each line"):
         Instructions(str(tmp_path / "broken.jsonl"), save_chat_tokenizer(tmp_path / "tokenizer"), num_clients=1).setup()

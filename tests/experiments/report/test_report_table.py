@@ -1,5 +1,6 @@
 """What a table says, and how it is written."""
 
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -68,6 +69,14 @@ def test_of_one_seed_nothing_is_said_to_be_better() -> None:
     assert not any(entry.bold for row in layout.rows for entry in row)
     assert rows_of(layout)["FedAvg"]["last, minus Standalone"].text == "+60.00"
     assert layout.notes[0] == "after/test_accuracy/mean: seed 0 alone."
+
+
+def test_runs_without_a_number_are_counted(sweep: Path) -> None:
+    path = sweep / "FedAvg/seed_2/version_0/metrics.csv"
+    pd.read_csv(path).assign(**{"after/test_accuracy/mean": math.nan}).to_csv(path, index=False)
+    row = rows_of(tables(load_runs(sweep))[0])["FedAvg"]
+    assert row["last round (%)"] == Entry("81.00 ± 1.41 (2 of 3)", bold=True)
+    assert row["last, minus Standalone"] == Entry("+30.50 ± 6.35", note="Over the 2 of 3 seeds for which no run is missing.")
 
 
 def test_cost_to_a_target_is_a_median_over_those_who_reached_it(sweep: Path) -> None:
@@ -217,21 +226,28 @@ def test_clients_means_of_different_measures_are_compared_and_named() -> None:
     assert layout.notes[0].startswith("after/test_accuracy/mean, of PerFedAvgLoRA after/test_adapted_accuracy/mean: mean ±")
 
 
-def test_of_methods_with_different_headlines_none_is_the_best() -> None:
+@pytest.mark.parametrize(
+    ("monitor", "column", "shown"),
+    [
+        ("global/test_accuracy", "last round (%)", "80.00 ± 0.00"),
+        ("after/test_f1/mean", "last round", "0.800 ± 0.000"),
+    ],
+)
+def test_of_methods_with_different_headlines_none_is_the_best(monitor: str, column: str, shown: str) -> None:
     for seed in (0, 1):
         write_run(Path(f"runs/a{seed}"), [0.6 + seed / 100], "FedAvg", seed)
         write_run(Path(f"runs/b{seed}"), [0.5 + seed / 90], "FedPer", seed)
-        write_run(Path(f"runs/c{seed}"), [0.9], "FedHM", seed, monitor="global/test_accuracy")
+        write_run(Path(f"runs/c{seed}"), [0.9], "FedHM", seed, monitor=monitor)
     [layout] = tables(load_runs("runs", metric="monitor"), ReportOptions(baseline="FedAvg"))
     rows = rows_of(layout)
     measured = {name: row["measured"].text for name, row in rows.items()}
-    assert (measured["FedPer"], measured["FedHM"]) == ("after/test_accuracy/mean", "global/test_accuracy")
-    assert (rows["FedHM"]["last round (%)"], rows["FedHM"]["last, minus FedAvg"].text) == (Entry("80.00 ± 0.00"), "another measure")
+    assert (measured["FedPer"], measured["FedHM"]) == ("after/test_accuracy/mean", monitor)
+    assert (rows["FedHM"][column], rows["FedHM"]["last, minus FedAvg"].text) == (Entry(shown), "another measure")
     assert rows["FedPer"]["last, minus FedAvg"].text.startswith("−")
     assert not any(entry.bold for row in layout.rows for entry in row)
     [layout] = tables(load_runs("runs"))
     assert rows_of(layout)["FedHM"]["last round (%)"].text == "90.00 ± 0.00"
-    assert "The monitored metric of FedHM is global/test_accuracy (metric: monitor shows it)." in layout.notes
+    assert f"The monitored metric of FedHM is {monitor} (metric: monitor shows it)." in layout.notes
 
 
 GROUPED = Layout(

@@ -35,6 +35,13 @@ def test_what_the_rounds_do_not_have_is_not_known() -> None:
     assert math.isnan(View().value(ROUNDS, "global/test_accuracy"))
 
 
+def test_an_evaluation_that_came_to_no_number_is_not_passed_over() -> None:
+    rounds = ROUNDS.assign(**{METRIC: [0.2, 0.7, math.nan, 0.5, math.nan]})
+    assert math.isnan(View("last").value(rounds, METRIC))
+    assert math.isnan(View("mean2").value(rounds, METRIC))
+    assert View("best").value(rounds, METRIC) == 0.7
+
+
 def test_the_best_loss_is_the_smallest() -> None:
     assert View("best").value(ROUNDS, "after/test_loss/mean") == 1
     assert [lower_is_better(f"after/test_{name}/mean") for name in ("loss", "rmse", "accuracy")] == [True, True, False]

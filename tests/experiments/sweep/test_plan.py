@@ -70,6 +70,20 @@ def test_a_value_can_name_the_seed() -> None:
     assert read_sweep(written()).varied_by_seed == seeds
 
 
+def test_a_value_within_a_value_can_name_the_seed() -> None:
+    data = {"class_path": "CSVFiles", "init_args": {"path": "d/{seed}.csv", "columns": ["a", "{partition}"], "num_clients": 3}}
+    tune = {"FedAvg": {"model.init_args.start": ["{seed}.pt"]}}
+    sweep = read_sweep(written(methods={"FedAvg": {"data": data}}, grid={}, published=[], tune=tune))
+    expected = {**data, "init_args": {"path": "d/1.csv", "columns": ["a", "1"], "num_clients": 3}}
+    assert sweep.cells[1].overrides == {"data": expected}
+    assert {"data.path", "data.columns", "model.start", "seed_everything", "data.partition_seed"} == sweep.varied_by_seed
+
+
+def test_no_name_leaves_the_folder() -> None:
+    sweep = read_sweep(written(methods={"..": {}, "a..b": {}}, grid={".": {"up": {}, "..": {}}}, published=[]))
+    assert {cell.name for cell in sweep.cells if cell.seed == 0} == {f"{a}/{b}/seed_0" for a in ("up", "_") for b in ("_", "a..b")}
+
+
 def test_a_value_can_name_the_partition() -> None:
     methods = {"A": {"federation.init_from": "runs/{partition}/{seed}"}}
     crossed = {"partition": [5], "training": [0]}

@@ -23,7 +23,7 @@ from rich.console import Console
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep import folder as folders
 from lightning_fed.experiments.sweep import forks, processes
-from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
+from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord, write_whole
 from lightning_fed.experiments.sweep.forks import ForkServer
 from lightning_fed.experiments.sweep.plan import Cell
 from lightning_fed.experiments.sweep.player import CellJob, play, time_left, write_cells
@@ -221,6 +221,15 @@ def test_a_cell_whose_status_is_asked_for_is_free() -> None:
     assert folder.status == "interrupted"
 
 
+def test_whoever_asks_for_a_status_writes_nothing() -> None:
+    folder = CellFolder(Path("cell"))
+    assert folder.status == "waiting"
+    folder.path.mkdir()
+    folder.record(FACTS)
+    assert folder.status == "interrupted"
+    assert [path.name for path in folder.path.iterdir()] == ["cell.json"]
+
+
 def test_a_run_holds_its_cell_when_its_sweep_is_gone() -> None:
     folder = CellFolder(Path("cell").absolute())
     with folder.locked() as lock:
@@ -317,6 +326,25 @@ def test_a_folder_that_cannot_be_locked_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(folders, "taken", taken)
     with pytest.raises(FederationError, match="A/seed_0 cannot be locked \\(No locks available\\), so two could play it"):
         played([job(0)])
+
+
+def test_a_full_disk_ends_all_runs_and_releases_their_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> None:
+        if Path("full").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_whole(path, text)
+
+    monkeypatch.setattr(folders, "write_whole", full)
+    jobs = [job(0, "waits"), job(1, "waits"), job(2, "waits")]
+    when(lambda: all(says(job, "waiting") for job in jobs), lambda: (Path("full").touch(), (jobs[0].folder.path / "go").touch()))
+    with pytest.raises(OSError, match="No space left"):
+        played(jobs, 3)
+    for one in jobs:
+        (one.folder.path / "go").touch()
+        with one.folder.locked() as lock:
+            assert lock is not None
+    Path("full").unlink()
+    assert [row["status"] for row in played(jobs)] == ["finished"] * 3
 
 
 def test_two_sweeps_on_one_folder_share_the_cells() -> None:

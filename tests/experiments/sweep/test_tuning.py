@@ -66,6 +66,21 @@ def test_all_seeds_are_played_with_the_value_that_is_best_on_validation_data() -
     assert (at_edges(plan, "FedAvg", "lr=0.03"), at_edges(plan, "Standalone", "lr=0.01")) == ([], ["lr"])
 
 
+@pytest.mark.parametrize(
+    ("values", "edges"),
+    [
+        (["1e-3", "1e-2", "1e-1"], ["1e-3", "1e-1"]),  # text for YAML 1.1
+        ([0.1, 1, "1e-3"], [1, "1e-3"]),
+        ([True, False], []),
+        (["adam", 0.1], []),
+    ],
+)
+def test_an_edge_is_the_smallest_or_largest_number(values: list[Any], edges: list[Any]) -> None:
+    plan = sweep({"FedAvg": {LR: values}})
+    names = dict(zip(plan.values("FedAvg"), values, strict=True))
+    assert [value for name, value in names.items() if at_edges(plan, "FedAvg", name)] == edges
+
+
 @pytest.mark.parametrize(("at", "best"), [("last", "lr=0.1"), ("selected", "lr=0.01"), ("best", "lr=0.01"), ("mean2", "lr=0.03")])
 def test_the_round_is_the_one_that_is_reported(at: str, best: str) -> None:
     plan = sweep({"FedAvg": {LR: [0.01, 0.03, 0.1]}}, report={"at": at})
