@@ -8,8 +8,8 @@ which are trained on, padded to the batch. Everything is on the CPU, with one th
 - Tokens per second of a client's turn, and of the loop on the same batches, whose logits are of all tokens, as that library
   computes them: medians over rounds that alternate.
 - Peak memory of training: of the loop, in a process of its own, and of that many clients, all of which take part. The clients share
-  one frozen network, and each has an adapter with its optimizer state: their memory in excess of the loop is compared with the size
-  of these.
+  one frozen network, and each keeps the moments of its adapter, which is averaged: their memory in excess of the loop is compared
+  with the size of network and moments.
 - The time to load the data for the first time, and again, as for a second worker; and for each of two workers, the shared memory
   that it uses and how much of that is a copy of its own, with a network of about 140 MiB and with a tiny one.
 """
@@ -132,7 +132,7 @@ def speed(args: argparse.Namespace, given: dict[str, Any]) -> None:
 
 
 def peak(args: argparse.Namespace, given: dict[str, Any]) -> None:
-    """Print the peak memory of this process, and what network and adapters have, in bytes."""
+    """Print the peak memory of this process, and what network and adapter have, in bytes."""
     data = Instructions(**given)
     if args.part == "loop":
         loop = Loop(args, data)
@@ -242,9 +242,9 @@ def main() -> None:
             printed = subprocess.run(command, capture_output=True, check=True, text=True).stdout
             said.append(json.loads(printed.splitlines()[-1]))
         (of_loop, network, adapter), (of_clients,) = said
-        stored, more = args.clients * 3 * adapter, of_clients - of_loop
+        stored, more = args.clients * 2 * adapter, of_clients - of_loop
         print(f"peak of the loop {of_loop / MIB:.0f} MiB; of {args.clients} clients {more / MIB:.0f} MiB more")
-        print(f"network {network / MIB:.0f}, adapters with moments {stored / MIB:.0f} MiB: {more / (network + stored):.2f} of both")
+        print(f"network {network / MIB:.0f}, moments {stored / MIB:.0f} MiB: {more / (network + stored):.2f} of both")
 
 
 if __name__ == "__main__":

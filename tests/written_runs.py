@@ -62,6 +62,12 @@ def write_run(
     return path
 
 
+def add_facts(folder: Path, **facts: Any) -> None:
+    """Change ``run.json`` of all runs below a folder."""
+    for path in folder.rglob("run.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+
+
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))

@@ -9,9 +9,10 @@ from lightning_fed.core.phased_module import Phase
 
 
 class RunFacts(FederationCallback):
-    """Writes ``run.json``: method, the seeds of the run and of its partition, rounds, the column of ``metrics.csv`` with the
-    monitored metric, whether larger values of it are better, and a client's work in a round: its phases in order, each with its
-    epochs or steps, and the phases of its fine-tuning.
+    """Writes ``run.json``: method, the seeds of the run and of its partition, the checksum of its data and their division among
+    clients, whether clients are those of the data whatever the seed, rounds, the column of ``metrics.csv`` with the monitored
+    metric, whether larger values of it are better, the metrics of which smaller values are better, and a client's work in a round:
+    its phases in order, each with its epochs or steps, and the phases of its fine-tuning.
 
     Phases are those of a generic client; if clients differ in model_size, of the largest.
     """
@@ -20,15 +21,20 @@ class RunFacts(FederationCallback):
         """Write the file; a continued run replaces it."""
         if run.folder is None:
             return
+        model, data = run.model, run.data
+        known = model.test_metrics.items(keep_base=True, copy_state=False)
         facts = {
             "method": run.method,
             "seed": int(run.seed),
-            "partition_seed": int(run.data.partition_seed),
+            "partition_seed": int(data.partition_seed),
+            "data": data.fingerprint(),
+            "natural_clients": not data.at_hand or (data.partition.is_natural and data.given_num_clients is None),
             "rounds": int(run.rounds),
             "monitor": run.monitored("test"),
-            "higher_is_better": run.model.higher_is_better,
-            "training": lengths(run.model.phases()),
-            "fine_tuning": lengths(run.model.fine_tuning_phases()),
+            "higher_is_better": model.higher_is_better,
+            "lower_is_better": sorted(name for name, metric in known if metric.higher_is_better is False),
+            "training": lengths(model.phases()),
+            "fine_tuning": lengths(model.fine_tuning_phases()),
         }
         (run.folder / "run.json").write_text(json.dumps(facts, indent=1) + "\n")
 

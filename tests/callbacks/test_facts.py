@@ -5,15 +5,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import new_data, new_federation, new_method
+from tiny import CLASSES, new_data, new_federation, new_method
+from torch import Tensor
+from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fed.core import FineTuning
+
+
+class ZeroOne(MulticlassAccuracy):
+    """The share of wrong answers."""
+
+    higher_is_better = False
+
+    def __init__(self) -> None:
+        super().__init__(CLASSES, average="micro")
+
+    def compute(self) -> Tensor:
+        return 1 - super().compute()
 
 
 @pytest.mark.parametrize(
     ("method", "options", "monitor", "training", "fine_tuning"),
     [
-        ("FedAvg", {"epochs": 2}, "after/test_accuracy/mean", [{"phase": "local", "epochs": 2}], []),
+        (
+            "FedAvg",
+            {"epochs": 2, "metrics": {"zero_one": ZeroOne()}},
+            "after/test_accuracy/mean",
+            [{"phase": "local", "epochs": 2}],
+            [],
+        ),
         (
             *("FedAvgFT", {"fine_tuning": FineTuning(epochs=3)}, "after/test_accuracy/mean", [{"phase": "local", "epochs": 1}]),
             [{"phase": "fine_tune", "epochs": 3}],
@@ -26,9 +46,10 @@ from lightning_fed.core import FineTuning
     ],
 )
 def test_headline_and_phases(method: str, options: Any, monitor: str, training: Any, fine_tuning: Any) -> None:
-    federation = new_federation(1, run_dir="runs")
-    history = federation.fit(new_method(method, **options), new_data(partition_seed=3))
+    federation, data = new_federation(1, run_dir="runs"), new_data(partition_seed=3)
+    history = federation.fit(new_method(method, **options), data)
     facts = json.loads(Path("runs/version_0/run.json").read_text())
-    played = {"method": method, "seed": 0, "partition_seed": 3, "rounds": 1}
-    assert facts == played | {"monitor": monitor, "higher_is_better": True, "training": training, "fine_tuning": fine_tuning}
+    played = {"method": method, "seed": 0, "partition_seed": 3, "data": data.fingerprint(), "natural_clients": False, "rounds": 1}
+    measured = {"monitor": monitor, "higher_is_better": True, "lower_is_better": list(options.get("metrics", ()))}
+    assert facts == played | measured | {"training": training, "fine_tuning": fine_tuning}
     assert monitor in history[-1]

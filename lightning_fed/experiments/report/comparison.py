@@ -1,8 +1,11 @@
 """Comparisons: the finished runs of a setting, and what a report shows of them."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import median
 
+import numpy as np
 import pandas as pd
 
 from lightning_fed.errors import FederationError
@@ -60,8 +63,12 @@ class Comparison:
 
     @property
     def digits(self) -> int:
-        """Number of decimals, so that differences of percents or thousandths have as many."""
-        return 2 if self.scale == 100.0 else 3
+        """Number of decimals: 2 of percents, otherwise at least 3, and so many that a usual standard deviation has two digits."""
+        if self.scale == 100.0:
+            return 2
+        values = [of[np.isfinite(of)] for of in self.values(self.compared).values()]
+        sizes = [size for of in values if len(of) and (size := of.std(ddof=1) if len(of) > 1 else abs(of.mean())) > 1e-9]
+        return min(max(3, 1 - math.floor(math.log10(median(sizes)))), 9) if sizes else 3
 
     @cached_property
     def measures(self) -> dict[str, str]:
@@ -69,7 +76,7 @@ class Comparison:
         view, equal, found = View(self.options.at), self.options.equal, dict[str, str]()
         if equal is not None:
             called = {"rounds": "rounds", "bytes": "bytes sent", "flops": "training FLOPs"}[equal]
-            budget = self.runs[f"equal_{equal}_budget"].iloc[0]
+            budget = self.runs[f"equal_{equal}_budget"].fillna(0).iloc[0]  # NaN: nobody sends anything
             spent = {"rounds": f"{budget:.0f}", "bytes": sized(budget), "flops": rough(budget)}[equal]
             found[f"equal_{equal}"] = f"at equal {called} ({spent})" + ("" if view.at == "last" else f", {view.called}")
         found |= {name: View(name).called for name in dict.fromkeys((view.at, "last", "selected"))}
@@ -111,6 +118,11 @@ class Comparison:
     def seeds(self) -> list[int]:
         """Training seeds."""
         return sorted(map(int, self.runs["seed"].unique()))
+
+    @property
+    def same_clients(self) -> bool:
+        """Whether all partitions have the clients of the data, divided into training and test examples in other ways."""
+        return "natural_clients" in self.runs and bool(self.runs["natural_clients"].all())
 
     @property
     def crossed(self) -> bool:

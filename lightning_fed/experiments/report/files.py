@@ -100,6 +100,8 @@ def read_facts(run: Path) -> dict[str, Any]:
     try:
         facts = json.loads(path.read_text())
         kinds = isinstance(facts["monitor"], str) and isinstance(facts["higher_is_better"], bool)
+        texts = [facts.get("data", ""), *facts.get("lower_is_better", ())]  # missing in files of earlier versions
+        kinds = kinds and all(isinstance(text, str) for text in texts)
         fits = kinds and all(_is_phase(phase) for phase in (*facts["training"], *facts["fine_tuning"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         fits = False

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report.files import read_facts, read_settings
+from lightning_fed.experiments.sweep.folder import CellFolder
 from lightning_fed.experiments.sweep.plan import Cell, Sweep
 from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, plain
 from lightning_fed.experiments.sweep.sweep_file import read_sweep
@@ -30,6 +31,7 @@ class RunFolder:
         method: its name in the tables.
         setting: point of the grid; empty without one.
         sweep: its sweep and the sweep's folder; None without a sweep.
+        equal: seeds of partitions with the same result, if the seed of its partition is not the only one.
     """
 
     path: Path
@@ -37,6 +39,7 @@ class RunFolder:
     method: str
     setting: str
     sweep: tuple[Path, Sweep] | None
+    equal: tuple[int, ...] = ()
 
     @property
     def seed(self) -> int:
@@ -45,8 +48,8 @@ class RunFolder:
 
     @property
     def partition(self) -> int:
-        """Seed of the partition."""
-        own = self.settings.get(plain(PARTITION_SEED))
+        """Seed of the partition; of equal ones the first."""
+        own = self.equal[0] if self.equal else self.settings.get(plain(PARTITION_SEED))
         return self.seed if own is None else int(own)
 
     @cached_property
@@ -64,6 +67,13 @@ class RunFolder:
     def monitor(self) -> str:
         """The column of ``metrics.csv`` with the method's monitored metric."""
         return str(self.facts["monitor"])
+
+    @property
+    def made_with(self) -> str:
+        """Versions and commit; empty if no sweep has recorded them."""
+        if (record := CellFolder(self.path.parent).result) is None:
+            return ""
+        return ", ".join(filter(None, (record.versions, record.commit and f"commit {record.commit}")))
 
     @property
     def label(self) -> tuple[str, str]:
@@ -95,7 +105,8 @@ def run_folders(folders: Iterable[Path | str], vary: Collection[str] = ()) -> li
         )
     _refuse_doubles(runs)
     _refuse_incomparable(runs, vary)
-    return sorted(runs, key=_place)
+    _refuse_changed_data(runs)
+    return _without_equal_partitions(sorted(runs, key=_place))
 
 
 def _with_tables(folder: Path) -> list[Path]:
@@ -172,6 +183,35 @@ def _refuse_incomparable(runs: Sequence[RunFolder], vary: Sequence[str]) -> None
         known.setdefault(frozenset(run.settings), run)
         declared = {key for one in (first, run) for key in (one.sweep[1].varied if one.sweep else {"model"})}
         _refuse_differences(first, run, [*declared, *vary, *SEEDS])
+
+
+def _refuse_changed_data(runs: Iterable[RunFolder]) -> None:
+    """Runs with the same options of data and the same partition must have had the same data. Unseen clients that are drawn depend
+    on the training seed.
+    """
+    seen: dict[tuple[object, ...], RunFolder] = {}
+    for run in (run for run in runs if "data" in run.facts):  # missing in files of earlier versions
+        of_data = {key: value for key, value in run.settings.items() if key.startswith(("data.", "federation.unseen"))}
+        seed = run.seed if isinstance(of_data.get("federation.unseen"), float) else None
+        other = seen.setdefault((run.setting, run.partition, seed, str(sorted(of_data.items()))), run)
+        if other.facts["data"] != run.facts["data"]:
+            raise FederationError(
+                f"{other.path} and {run.path} have the same options and partition, but not the same data: the files changed in "
+                "between; compare runs on the same data."
+            )
+
+
+def _without_equal_partitions(runs: Sequence[RunFolder]) -> list[RunFolder]:
+    """The runs, of which those on equal partitions are runs on one; of two with the same training seed as well, the first stays."""
+    equal: dict[object, dict[int, None]] = {}
+    for run in runs:
+        equal.setdefault((run.setting, run.facts.get("data", run.partition)), {})[run.partition] = None
+    found: dict[object, RunFolder] = {}
+    for run in runs:
+        seeds = tuple(equal[run.setting, run.facts.get("data", run.partition)])
+        of_one = replace(run, equal=seeds) if len(seeds) > 1 else run
+        found.setdefault((*run.label, of_one.partition, run.seed), of_one)
+    return list(found.values())
 
 
 def _refuse_differences(one: RunFolder, other: RunFolder, but: Iterable[str]) -> None:

@@ -1,7 +1,7 @@
 """The table of methods with their results and costs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import isnan
+from math import isfinite, isnan
 
 import pandas as pd
 
@@ -119,7 +119,7 @@ def _notes(comparison: Comparison, apart: Mapping[str, Estimate], theirs: Iterab
     notes = [f"{what}: {_over(comparison)}."]
     if comparison.options.at == "best":
         notes.append(
-            "Best measured round: the round of each run was chosen by its accuracy on the test data, as in the numbers that it is "
+            "Best measured round: the round of each run was chosen by this metric on the test data, as in the numbers that it is "
             "compared with; so it overestimates what a user would get."
         )
     if "selected" in shown:
@@ -128,8 +128,14 @@ def _notes(comparison: Comparison, apart: Mapping[str, Estimate], theirs: Iterab
         notes.append("At equal cost: each run at the largest cost that every run of the setting reached.")
     if apart and len(runs) > len(comparison.methods):
         notes += [_paired(comparison), *_corrected(apart), "Bold: the best mean of a column and what is not separated from it."]
+    equal = dict.fromkeys(runs["equal_partitions"]) if "equal_partitions" in runs else ()
+    notes += [f"Partitions {seeds} count as one: the partition's seed changes nothing in these data." for seeds in equal if seeds]
     if len(comparison.partitions) == 1:
         notes.append(f"All runs use partition {comparison.partitions[0]}; the results say nothing about other partitions.")
+    made_with = [set(said.split(", ")) for said in dict.fromkeys(runs["made_with"]) if said] if "made_with" in runs else []
+    if len(made_with) > 1:
+        differing = sorted(set.union(*made_with) - set.intersection(*made_with))
+        notes.append(f"The runs were not made with the same versions: {', '.join(differing)}.")
     if len(set(comparison.metrics.values())) == 1 and "monitor" in runs:
         others_monitored = runs[(runs["monitor"] != usual) & (runs["monitor"].fillna("") != "")]
         for monitor, group in others_monitored.groupby("monitor", sort=False):
@@ -148,13 +154,16 @@ def _over(comparison: Comparison) -> str:
 
 def _paired(comparison: Comparison) -> str:
     """How differences are computed."""
-    how = "by seed, with Student's 95 % interval, valid for a new partition"
+    other, others = "a new partition", "new partitions"
+    if comparison.same_clients:
+        other, others = "a new split of the same clients' data", "new splits of the same clients' data"
+    how = f"by seed, with Student's 95 % interval, valid for {other}"
     if len(comparison.partitions) == 1:
         how = "by training seed, with Student's 95 % interval, valid for this partition"
     elif comparison.crossed and len(comparison.seeds) == 1:
-        how = "by partition, with Student's 95 % interval, valid for a new partition with this training seed"
+        how = f"by partition, with Student's 95 % interval, valid for {other} with this training seed"
     elif comparison.crossed:
-        how = "by partition and training seed, with a 95 % interval valid for new partitions and training seeds"
+        how = f"by partition and training seed, with a 95 % interval valid for {others} and training seeds"
     return f"Differences are paired {how}; not separated: 0 lies inside."
 
 
@@ -170,7 +179,7 @@ def _corrected(apart: Mapping[str, Estimate]) -> list[str]:
 def _costs(runs: pd.DataFrame) -> dict[str, Callable[[pd.DataFrame], str]]:
     """How each cost is written, by its header."""
     written: dict[str, Callable[[pd.DataFrame], str]] = {
-        "rounds × epochs": lambda group: f"{group['rounds'].iloc[0]} × {group['epochs'].iloc[0] or '?'}",
+        "rounds × epochs": lambda group: f"{_range(group['rounds'])} × {group['epochs'].iloc[0] or '?'}",
         "bytes sent": lambda group: sized(group["bytes"].mean()),
         "training FLOPs": lambda group: rough(group["flops"].mean()),
     }
@@ -184,6 +193,11 @@ def _costs(runs: pd.DataFrame) -> dict[str, Callable[[pd.DataFrame], str]]:
             "FLOPs to target": lambda group: reached(group["target_flops"], rough),
         }
     return written
+
+
+def _range(rounds: pd.Series) -> str:
+    """The number of rounds of the runs, of which some may have ended early."""
+    return "–".join(map(str, dict.fromkeys((rounds.min(), rounds.max()))))
 
 
 def reached(values: pd.Series, write: Callable[[float], str]) -> str:
@@ -200,14 +214,15 @@ def spread(values: pd.Series, digits: int = 2) -> str:
     known = values.dropna()
     if known.empty:
         return "–"
-    said = f"{known.mean():.{digits}f}" + (f" ± {known.std(ddof=1):.{digits}f}" if len(known) > 1 else "")
+    finite = len(known) > 1 and isfinite(known.mean())
+    said = f"{known.mean():.{digits}f}" + (f" ± {known.std(ddof=1):.{digits}f}" if finite else "")
     return said if len(known) == len(values) else f"{said} ({len(known)} of {len(values)})"
 
 
 def difference_text(apart: Estimate, scale: float, digits: int = 2) -> str:
     """A difference, its interval, and whether it is separated from 0."""
     if isnan(apart.mean):
-        return "no seed in common"
+        return "no number" if apart.partitions else "no seed in common"
     said = f"{apart.mean * scale:+.{digits}f}"
     if not isnan(apart.error):
         said += f" ± {apart.half_width * scale:.{digits}f}"

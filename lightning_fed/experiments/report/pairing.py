@@ -32,7 +32,7 @@ def best_group(values: Mapping[str, pd.Series], lower: bool = False) -> set[str]
         values: values of each method, see :func:`cells_of`.
         lower: whether smaller values are better.
     """
-    known = {name: series.dropna() for name, series in values.items() if series.notna().any()}
+    known = {name: series.dropna() for name, series in values.items() if math.isfinite(series.mean())}
     if not known:
         return set()
     best = (min if lower else max)(known, key=lambda name: known[name].mean())

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from zlib import crc32
 
 import pandas as pd
 from rich.console import Console
@@ -25,7 +26,7 @@ from lightning_fed.experiments.report.tuning_table import tuning_tables
 from lightning_fed.experiments.report.views import View, kind_of, measure_of
 from lightning_fed.experiments.report.writers import latex, markdown, terminal
 from lightning_fed.experiments.sweep.plan import ReportOptions, Sweep, file_name
-from lightning_fed.experiments.sweep.tuning import Trial, grouped, trials
+from lightning_fed.experiments.sweep.tuning import Trial, grouped, inequality, trials
 
 Format = Literal["md", "tex", "csv"]
 
@@ -81,20 +82,25 @@ class Report:
             (output / f"{name}.{format}").write_text(self.text(format))  # type: ignore[arg-type]
         drawn = {}
         rounds, clients, metric = self._of_one_metric(rounds, clients)
-        ends = self.runs.groupby(["setting", "method"])[self.view.at].mean().to_dict()
         apart = [one for one in self.compared if one.differences(one.compared)]
         differences = ((f"differences{f'-{one.setting}' if one.setting else ''}", dots(one)) for one in apart)
         tuned = [("tuning", values_tried(grouped(self.tried)))] if self.tried else []
-        for name, figure in (*differences, *pictures(rounds, clients, metric, ends), *tuned):
-            figure.savefig(output / f"{file_name(name)}.pdf")
+        for name, figure in (*differences, *pictures(rounds, clients, metric, self.ends), *tuned):
+            file = _short(file_name(name))
+            figure.savefig(output / f"{file}.pdf")
             png = io.BytesIO()
             figure.savefig(png, format="png")
             drawn[name.replace("_", " ")] = png.getvalue()
-            (output / f"{file_name(name)}.png").write_bytes(png.getvalue())
+            (output / f"{file}.png").write_bytes(png.getvalue())
         title = f"Comparison of {', '.join(dict.fromkeys(self.runs['method']))}"
         findings, played = list(map(finding, self.compared)), settings_table(run_folders(self.folders, self.vary))
         text = page(title, findings, self.tables, drawn, played, self.commands, self.notes)
         (output / "report.html").write_text(text)
+
+    @property
+    def ends(self) -> dict[tuple[str, str], float]:
+        """The reported value of each setting and method: the mean of its finished runs."""
+        return self._finished(self.runs).groupby(["setting", "method"])[self.view.at].mean().to_dict()
 
     def _of_one_metric(self, rounds: pd.DataFrame, clients: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, str]:
         """The data to draw and their column; if methods have different metrics, a column with each method's own."""
@@ -112,6 +118,11 @@ class Report:
         return table.merge(finished, on=list(KEY))
 
 
+def _short(name: str) -> str:
+    """A name that leaves room for its extension: of a long one the beginning, and a checksum of the whole."""
+    return name if len(name.encode()) < 200 else f"{name[:40]}-{crc32(name.encode()):08x}"
+
+
 def report_on(folders: Sequence[Path], vary: Collection[str] = (), **given: Any) -> Report:
     """Read the runs below some folders and compare them, by default as their sweep's ``report`` says.
 
@@ -123,7 +134,10 @@ def report_on(folders: Sequence[Path], vary: Collection[str] = (), **given: Any)
     sweeps = dict(run.sweep for run in run_folders(folders, vary) if run.sweep)
     options = report_options(sweeps, {key: value for key, value in given.items() if value is not None})
     runs = load_runs(*folders, metric=options.metric, target=options.target, vary=vary, at=options.at, equal=options.equal)
-    published = [entry for sweep in sweeps.values() for entry in sweep.published]
+    asked = [sweep for sweep in sweeps.values() if (sweep.report.metric, sweep.report.at) == (options.metric, options.at)]
+    published, notes = [entry for sweep in asked for entry in sweep.published], unfinished(runs)
+    if any(sweep.published for sweep in sweeps.values() if sweep not in asked):
+        notes.append("Published numbers are not shown: they are of the metric and the round that the sweep itself reports.")
     commands = [command for root in sweeps for command in read_commands(root)]
     compared = comparisons(runs, options)
     clients, crossed, rounds = (load(*folders, vary=vary) for load in (load_clients, load_crossed, load_rounds))
@@ -136,7 +150,9 @@ def report_on(folders: Sequence[Path], vary: Collection[str] = (), **given: Any)
         of_sweep = trials(sweep, root)
         tables += tuning_tables(sweep, of_sweep)
         tried += of_sweep
-    return Report(folders, vary, runs, compared, tables, unfinished(runs), commands, tried, View(options.at))
+    if len(sweeps) > 1 and (unequal := inequality(*sweeps.values())):
+        notes.append(unequal)
+    return Report(folders, vary, runs, compared, tables, notes, commands, tried, View(options.at))
 
 
 def report_options(sweeps: Mapping[Path, Sweep], given: Mapping[str, Any]) -> ReportOptions:

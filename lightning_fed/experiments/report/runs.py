@@ -13,7 +13,17 @@ from lightning_fed.errors import FederationError
 from lightning_fed.experiments.renames import METRICS, hint
 from lightning_fed.experiments.report.files import read_clients, read_crossed, read_rounds
 from lightning_fed.experiments.report.folders import RunFolder, run_folders
-from lightning_fed.experiments.report.views import COSTS, Cost, View, kind_of, lower_is_better, measure_of, measured_in, up_to
+from lightning_fed.experiments.report.views import (
+    COSTS,
+    Cost,
+    View,
+    in_percent,
+    kind_of,
+    lower_is_better,
+    measure_of,
+    measured_in,
+    up_to,
+)
 
 KEY = ("method", "setting", "partition", "seed")
 """Columns that identify the run of a row."""
@@ -50,7 +60,9 @@ def load_runs(
     Returns:
         Unknown values are NaN. The columns are
 
-        - ``method``, ``setting``, the seeds ``partition`` and ``seed`` (of everything else), ``model`` (the method's class);
+        - ``method``, ``setting``, the seeds ``partition`` and ``seed`` (of everything else), ``equal_partitions``, the seeds that
+          make the same partition, if there are several, of which ``partition`` is the first; ``natural_clients``: whether clients
+          are those of the data, whatever the seed; ``model`` (the method's class);
         - ``rounds`` that were run, ``planned`` ones, ``epochs`` per round, phase by phase;
         - ``metric``, ``monitor`` (the monitored metric of the method), ``lower_is_better`` of the metric;
         - the metric's ``last`` value, ``selected``, at the round ``selected_round`` that is best on validation data, ``best``, at
@@ -62,13 +74,15 @@ def load_runs(
           clients that never take part in training, if there are any, in the last round;
         - of the whole run: ``bytes``, ``flops`` of the clients' training, ``server_flops`` of the server's own training and
           predictions, ``seconds`` (training, aggregation and evaluation); ``target_round``, ``target_bytes``, ``target_flops``;
-          ``folder``.
+          ``made_with``, versions and commit, if a sweep has recorded them; ``folder``.
 
     Raises:
         FederationError: if there is no run, or if they differ in something that is not meant to vary.
     """
     runs, view = run_folders(folders, vary), View(at)
     metrics = metrics_of(runs, metric)
+    if target is not None and target > 1 and any(map(in_percent, metrics)):
+        raise FederationError(f"target is {target:g}, but accuracies are shares of 1: give {target / 100:g} for {target:g} %.")
     rounds = [read_rounds(run.path) for run in runs]
     table = pd.DataFrame([_row(*of_run, view, target) for of_run in zip(runs, rounds, metrics, strict=True)])
     if equal is not None:
@@ -78,7 +92,7 @@ def load_runs(
 
 def read_runs(path: Path | str) -> pd.DataFrame:
     """The rows of :func:`load_runs` from the CSV file that they were written to."""
-    texts = ("method", "setting", "epochs", "monitor")
+    texts = ("method", "setting", "epochs", "monitor", "equal_partitions", "made_with")
     table = pd.read_csv(path, dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, ""))
     if "partition" not in table:  # in files of earlier versions
         table.insert(table.columns.get_loc("seed"), "partition", table["seed"])
@@ -136,6 +150,8 @@ def _row(run: RunFolder, rounds: pd.DataFrame, metric: str, view: View, target: 
     lower = lower_is_better(metric, run.facts)
     row = {
         **{"method": run.method, "setting": run.setting, "partition": run.partition, "seed": run.seed},
+        "equal_partitions": ", ".join(map(str, run.equal)),
+        "natural_clients": bool(run.facts.get("natural_clients")),
         "model": str(run.settings["model.class_path"]).rpartition(".")[2],
         "rounds": int(rounds["round"].iloc[-1]),
         "planned": run.planned_rounds,
@@ -151,7 +167,7 @@ def _row(run: RunFolder, rounds: pd.DataFrame, metric: str, view: View, target: 
     }
     if target is not None and metric in rounds:
         row |= _to_target(measured_in(rounds, metric), metric, target, lower)
-    return row | {"folder": str(run.path)}
+    return row | {"made_with": run.made_with, "folder": str(run.path)}
 
 
 def _views(rounds: pd.DataFrame, metric: str, view: View, lower: bool) -> dict[str, float]:

@@ -40,15 +40,11 @@ def _rows(comparison: Comparison, measure: str) -> list[list[Entry]]:
     for method, apart in comparison.differences(measure).items():
         cells = comparison.cells(measure, method, comparison.baseline)
         if len(cells) > 1:
-            shares = _shares(components(cells)) if _has_shares(comparison) else []
-            row = [
-                method,
-                difference_text(apart, comparison.scale, comparison.digits),
-                *shares,
-                f"{flips(cells)} of {len(cells)}",
-                _needed(cells),
-            ]
-            rows.append(list(map(Entry, row)))
+            known = bool(np.isfinite(cells).all())
+            shares = (_shares(components(cells)) if known else ["–"] * 3) if _has_shares(comparison) else []
+            said = difference_text(apart, comparison.scale, comparison.digits)
+            row = [method, said, *shares, f"{flips(cells)} of {len(cells)}" if known else "–"]
+            rows.append([*map(Entry, row), _needed(cells, comparison)])
     return rows
 
 
@@ -56,8 +52,8 @@ def _pairs(comparison: Comparison) -> Layout:
     """How many partitions are needed to separate each pair."""
     names, rows = comparison.alike, []
     for place, one in enumerate(names[:-1]):
-        needed = [_needed(comparison.cells(comparison.compared, one, other)) for other in names[place + 1 :]]
-        rows.append([Entry(one), *[BLANK] * place, *map(Entry, needed)])
+        needed = [_needed(comparison.cells(comparison.compared, one, other), comparison) for other in names[place + 1 :]]
+        rows.append([Entry(one), *[BLANK] * place, *needed])
     title = _titled(f"Partitions needed to separate two methods, {comparison.measures[comparison.compared]}", comparison)
     return Layout(title, ["", *names[1:]], rows)
 
@@ -72,7 +68,7 @@ def _notes(comparison: Comparison) -> list[str]:
     notes = []
     for method in comparison.alike:
         cells = comparison.cells(comparison.compared, method, comparison.baseline)
-        if len(cells) > 1 and (other := flips(cells)):
+        if len(cells) > 1 and np.isfinite(cells).all() and (other := flips(cells)):
             notes.append(
                 f"With one partition you would have concluded the opposite of {method} and {comparison.baseline} in {other} of "
                 f"{len(cells)} cases."
@@ -81,7 +77,7 @@ def _notes(comparison: Comparison) -> list[str]:
     if _has_shares(comparison):
         notes += _of_results(comparison)
         notes.append("From the partition, from training, from both: shares of the variance that a difference has from run to run.")
-    seeds = len(comparison.seeds) if comparison.crossed else 1
+    seeds = _seeds_each(comparison)
     return [
         *notes,
         "Other order on: partitions on which the difference is on the other side of 0.",
@@ -99,13 +95,16 @@ def _first(comparison: Comparison) -> list[str]:
         return []
     means = -means if comparison.lower else means
     best = means.mean().idxmax()
-    return [f"{best}, first on average, is first on {int((means.idxmax(axis=1) == best).sum())} of {len(means)} partitions."]
+    if (means.mean() == means.mean()[best]).sum() > 1:
+        return []
+    first = means[best] > means.drop(columns=best).max(axis=1)
+    return [f"{best}, first on average, is first on {int(first.sum())} of {len(means)} partitions."]
 
 
 def _of_results(comparison: Comparison) -> list[str]:
     """Sources of the variance of the results themselves, if all runs are there."""
     tables = [of.unstack("seed").to_numpy(float) for of in comparison.values(comparison.compared).values()]
-    alike = all(table.shape == tables[0].shape and not np.isnan(table).any() for table in tables)
+    alike = all(table.shape == tables[0].shape and np.isfinite(table).all() for table in tables)
     if not alike or min(len(tables), *tables[0].shape) < 2:
         return []
     found = {name: max(value, 0.0) for name, value in of_methods(np.array(tables)).items()}
@@ -120,11 +119,19 @@ def _shares(of: Components) -> list[str]:
     return [f"{value / total:.0%}" if total > 0 else "–" for value in known]
 
 
-def _needed(cells: Cells) -> str:
-    if len(cells) < 2:
-        return "–"
-    needed = partitions_needed(float(cells.mean()), components(cells), cells.shape[1])
-    return f"> {MOST_PARTITIONS}" if needed is None else str(needed)
+def _needed(cells: Cells, comparison: Comparison) -> Entry:
+    """How many partitions are needed, with a note if they are computed for fewer training seeds than the table says."""
+    P, T = cells.shape
+    if P < 2 or not np.isfinite(cells).all():
+        return Entry("–")
+    needed = partitions_needed(float(cells.mean()), components(cells), T)
+    note = "" if _seeds_each(comparison) == T else f"With {T} training seed{'s' if T > 1 else ''}, for which no run is missing."
+    return Entry(f"> {MOST_PARTITIONS}" if needed is None else str(needed), note=note)
+
+
+def _seeds_each(comparison: Comparison) -> int:
+    """Training seeds on each partition."""
+    return len(comparison.seeds) if comparison.crossed else 1
 
 
 def _titled(what: str, comparison: Comparison) -> str:

@@ -47,11 +47,11 @@ def lower_is_better(metric: str, facts: Mapping[str, Any] | None = None) -> bool
 
     Args:
         metric: the column.
-        facts: content of ``run.json``, if the monitored metric may be a user's own measure.
+        facts: content of ``run.json``, which knows a user's own measures.
     """
     if facts and measure_of(facts["monitor"]) == measure_of(metric):
         return not facts["higher_is_better"]
-    return measure_of(metric) in LOWER_IS_BETTER
+    return measure_of(metric) in LOWER_IS_BETTER.union((facts or {}).get("lower_is_better", ()))
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,8 @@ class Sweep:
 
     def values(self, method: str) -> dict[str, Overrides]:
         """The values to try for a method, by name: every combination of its options' values."""
-        axes = [{label(option, value): {option: value} for value in values} for option, values in self.tune.get(method, {}).items()]
+        tried = self.tune.get(method, {})
+        axes = [{label(option, value, tried): {option: value} for value in values} for option, values in tried.items()]
         points = itertools.product(*(axis.items() for axis in axes)) if axes else ()
         return {", ".join(name for name, _ in point): _merged(overrides for _, overrides in point) for point in points}
 
@@ -229,9 +230,12 @@ def file_name(name: str) -> str:
     return re.sub(r"[^\w.=+-]+|^\.+$", "_", name)
 
 
-def label(option: str, value: Any) -> str:
-    """A value as a name, with the last part of its option's."""
-    return f"{option.rpartition('.')[2]}={_text(value)}"
+def label(option: str, value: Any, options: Iterable[str] = ()) -> str:
+    """A value as a name, with the last part of its option's, or as many as tell the option from others."""
+    parts, others = plain(option).split("."), [f".{plain(other)}" for other in options if other != option]
+    ends = (".".join(parts[place:]) for place in reversed(range(len(parts))))
+    end = next((end for end in ends if not any(other.endswith(f".{end}") for other in others)), plain(option))
+    return f"{end}={_text(value)}"
 
 
 def _text(value: Any) -> str:

@@ -1,7 +1,7 @@
 """Reading and checking the file of a sweep."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,13 @@ def read_sweep(path: Path) -> Sweep:
     for key, example in (("base", "configs/quickstart.yaml"), ("folder", "runs/my-sweep")):
         if not isinstance(content[key], str) or "\0" in content[key]:
             raise FederationError(f"{path}: {key} is {content[key]!r}, expected a path, such as {example}.")
-    methods = _mapping(path, "methods", content)
+    methods, grid = _mapping(path, "methods", content), _mapping(path, "grid", content)
     sweep = Sweep(
         base=Path(content["base"]),
         folder=Path(content["folder"]),
         methods={str(name): _overrides(path, f"methods.{name}", options) for name, options in methods.items()},
         seeds=_seeds(path, content["seeds"]),
-        grid={str(axis): _axis(path, str(axis), values) for axis, values in _mapping(path, "grid", content).items()},
+        grid={str(axis): _axis(path, str(axis), values, grid) for axis, values in grid.items()},
         tune=_tune(path, _mapping(path, "tune", content), list(map(str, methods))),
         published=[_published(path, entry) for entry in _listed(path, "published", content)],
         report=_report_options(path, _mapping(path, "report", content)),
@@ -58,6 +58,9 @@ def read_sweep(path: Path) -> Sweep:
     if not _is_whole(sweep.threads) or sweep.threads < 1:
         raise FederationError(f"{path}: threads is {sweep.threads!r}: give a number of torch threads, at least 1.")
     _refuse_conflicts(path, sweep)
+    told = [(entry.method, entry.setting) for entry in sweep.published]
+    if doubles := [method for method, setting in told if told.count((method, setting)) > 1]:
+        raise FederationError(f"{path}: published has several entries for {doubles[0]!r}, expected one for each row: leave one.")
     return sweep
 
 
@@ -106,12 +109,12 @@ def _numbers(path: Path, key: str, value: Any) -> list[int]:
     return list(value)
 
 
-def _axis(path: Path, axis: str, values: Any) -> dict[str, Overrides]:
+def _axis(path: Path, axis: str, values: Any, axes: Iterable[Any]) -> dict[str, Overrides]:
     """An axis as named groups of overrides."""
     if isinstance(values, Mapping) and values:
         return {str(name): _overrides(path, f"grid.{axis}.{name}", overrides) for name, overrides in values.items()}
     if isinstance(values, list) and values:
-        return {label(axis, value): _overrides(path, f"grid.{axis}", {axis: value}) for value in values}
+        return {label(axis, value, map(str, axes)): _overrides(path, f"grid.{axis}", {axis: value}) for value in values}
     raise FederationError(f"{path}: grid.{axis} is {values!r}, expected a list of values, or names and their overrides.")
 
 

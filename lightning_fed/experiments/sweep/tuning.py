@@ -65,12 +65,12 @@ def at_edges(sweep: Sweep, method: str, value: str) -> list[str]:
     return found
 
 
-def inequality(sweep: Sweep) -> str:
+def inequality(*sweeps: Sweep) -> str:
     """A note that methods were tuned with different numbers of values; empty if they were not."""
-    counts = {method: len(sweep.values(method)) for method in sweep.methods}
-    if len(set(counts.values())) < 2:
+    counts = dict.fromkeys((method, len(sweep.values(method))) for sweep in sweeps for method in sweep.methods)
+    if len({count for _, count in counts}) < 2:
         return ""
-    said = ", ".join(f"{method} {count or 'none'}" for method, count in counts.items())
+    said = ", ".join(f"{method} {count or 'none'}" for method, count in counts)
     return f"Methods were tuned unequally; values tried: {said}."
 
 

@@ -28,7 +28,7 @@ WRITTEN: list[tuple[str, bytes | str, str]] = [
     ("clients.csv", "client,test,test/accuracy\n0,10,high\n", "has 'high' in column 'test/accuracy' of row 1"),
     ("clients.csv", "other\n1\n", "has no column 'client'"),
     *(("run.json", text, "does not say what a run writes") for text in ("", "[]", "{}", "null", "NaN", "[" * 100_000, b"\xff")),
-    *(("run.json", json.dumps(FACTS | change), "does not say") for change in ({"monitor": 3}, {"training": [3]})),
+    *(("run.json", json.dumps(FACTS | change), "does not say") for change in ({"monitor": 3}, {"training": [3]}, {"data": []})),
     ("run.json", json.dumps(FACTS | {"training": [{"phase": "a", "epochs": "1"}]}), "does not say"),
     *(("config.yaml", text, "config.yaml") for text in ("", "[]", "a: [", b"\xff\xfe\x00", "- " * 3000 + "a", ALIASES)),
     ("config.yaml", "seed_everything: zero\n", "has seed_everything = 'zero', expected int"),

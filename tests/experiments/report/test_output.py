@@ -4,10 +4,12 @@ import io
 import math
 import os
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.image import imread
 from written_runs import write_crossed, write_run, write_sweep
@@ -70,6 +72,35 @@ def test_the_page_says_who_is_first_and_what_was_played(sweep: Path) -> None:
     assert "<tr><td>class_path</td><td></td><td>FedAvg</td><td>Standalone</td></tr>" in settings
     assert "seed_everything" not in settings
     assert "Last written: 2023-11-14." in settings
+
+
+def test_pictures_leave_unfinished_runs_out_and_have_short_names() -> None:
+    sweep = write_sweep(Path("sweep"), VALUES, grid={"model.mu": {"m" * 240: {}}})
+    for method in VALUES:
+        shutil.move(sweep / method, sweep / ("m" * 240) / method)
+    run = sweep / ("m" * 240) / "FedAvg/seed_2/version_0"
+    pd.read_csv(run / "metrics.csv").head(1).to_csv(run / "metrics.csv", index=False)
+    report = report_on([sweep])
+    report.write(Path("out"))
+    assert len(list(Path("out").glob("over_rounds-mmmm*.png"))) == 1
+    assert report.ends == {("m" * 240, "FedAvg"): pytest.approx(0.81), ("m" * 240, "Standalone"): pytest.approx(0.51333333)}
+
+
+@pytest.mark.parametrize("at", ["last", "best"])
+def test_published_numbers_stand_beside_what_the_sweep_reports(at: str) -> None:
+    report = report_on([write_sweep(Path("sweep"), VALUES, published=[{"method": "FedAvg", "mean": 88.0}])], at=at)
+    left_out = any(note.startswith("Published numbers are not shown") for note in report.notes)
+    assert ("published" in report.tables[0].columns, left_out) == (at == "last", at == "best")
+
+
+def test_sweeps_that_tuned_differently_are_told() -> None:
+    write_sweep(Path("a"), {"FedAvg": [0.8]})
+    write_sweep(Path("b"), {"FedProx": [0.7]}, tune={"FedProx": {"model.init_args.mu": [0.1, 1]}})
+    for mu in (0.1, 1):
+        shutil.copytree("b/FedProx/seed_0", f"b/FedProx/mu={mu}/seed_0")
+        Path(f"b/FedProx/mu={mu}/seed_0/cell.json").write_text('{"status": "finished"}')
+    report = report_on([Path("a"), Path("b")])
+    assert "Methods were tuned unequally; values tried: FedAvg none, FedProx 2." in report.notes
 
 
 def test_settings_say_what_varies_and_what_is_zero() -> None:

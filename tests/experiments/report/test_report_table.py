@@ -1,5 +1,6 @@
 """What a table says, and how it is written."""
 
+import json
 import math
 from pathlib import Path
 
@@ -7,13 +8,14 @@ import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
-from written_runs import write_run, write_sweep
+from written_runs import add_facts, write_run, write_sweep
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report import load_runs
-from lightning_fed.experiments.report.comparison import unfinished
+from lightning_fed.experiments.report.comparison import comparisons, unfinished
 from lightning_fed.experiments.report.layout import Entry, Layout
 from lightning_fed.experiments.report.methods_table import tables
+from lightning_fed.experiments.report.seeds_table import seed_tables
 from lightning_fed.experiments.report.writers import html, latex, markdown, terminal
 from lightning_fed.experiments.sweep.plan import Published, ReportOptions
 from lightning_fed.formatting import sized
@@ -79,10 +81,48 @@ def test_runs_without_a_number_are_counted(sweep: Path) -> None:
     assert row["last, minus Standalone"] == Entry("+30.50 ± 6.35", note="Over the 2 of 3 seeds for which no run is missing.")
 
 
+def test_different_versions_are_named(sweep: Path) -> None:
+    for path in sweep.glob("*/seed_*"):
+        (path / "cell.json").write_text(json.dumps({"status": "finished", "versions": "python 3.11, torch 2.9", "commit": "a1"}))
+    assert not any("versions" in note for note in tables(load_runs(sweep))[0].notes)
+    (path / "cell.json").write_text(json.dumps({"status": "finished", "versions": "python 3.11, torch 3.0", "commit": "b2"}))
+    said = "The runs were not made with the same versions: commit a1, commit b2, torch 2.9, torch 3.0."
+    assert said in tables(load_runs(sweep))[0].notes
+
+
+def test_a_run_that_ended_early_shows_in_the_number_of_rounds(sweep: Path) -> None:
+    path = sweep / "FedAvg/seed_0/version_0"
+    pd.read_csv(path / "metrics.csv").head(1).to_csv(path / "metrics.csv", index=False)
+    add_facts(path, rounds=1)
+    rows = rows_of(tables(load_runs(sweep))[0])
+    assert [rows[name]["rounds × epochs"].text for name in ("FedAvg", "FedPer")] == ["1–2 × 1", "2 × 1"]
+
+
+def test_small_numbers_keep_their_digits() -> None:
+    for seed in (0, 1):
+        write_run(Path(f"runs/a{seed}"), [1 - 0.00011 - seed * 1e-5], "FedAvg", seed)
+        write_run(Path(f"runs/b{seed}"), [1 - 0.00021 - seed * 3e-5], "FedPer", seed)
+    rows = rows_of(tables(load_runs("runs", metric="after/test_loss/mean"))[0])
+    assert rows["FedAvg"]["last round"].text == "0.000115 ± 0.000007"
+    assert rows["FedPer"]["last, minus FedAvg"].text == "+0.000110 ± 0.000127, not separated"
+
+
+def test_what_has_diverged_has_no_difference(sweep: Path) -> None:
+    path = sweep / "FedPer/seed_2/version_0/metrics.csv"
+    pd.read_csv(path).assign(**{"after/test_loss/mean": math.inf}).to_csv(path, index=False)
+    [layout] = tables(load_runs(sweep, metric="after/test_loss/mean"))
+    row = rows_of(layout)["FedPer"]
+    assert (row["last round"], row["last, minus Standalone"].text) == (Entry("inf"), "no number")
+    [table] = seed_tables(comparisons(load_runs(sweep, metric="after/test_loss/mean"), ReportOptions())[0])[:1]
+    assert [entry.text for entry in table.rows[1]] == ["FedPer", "no number", "–", "–"]
+
+
 def test_cost_to_a_target_is_a_median_over_those_who_reached_it(sweep: Path) -> None:
     rows = rows_of(tables(load_runs(sweep, target=0.82))[0])
     assert rows["FedAvg"]["rounds to target"].text == "2 (in 2 of 3)"
     assert rows["Standalone"]["bytes to target"].text == "not reached"
+    with pytest.raises(FederationError, match=r"target is 80, but accuracies are shares of 1: give 0.8 for 80 %"):
+        load_runs(sweep, target=80)
 
 
 def test_published_numbers_stand_beside_ours(sweep: Path) -> None:
@@ -196,7 +236,7 @@ def test_the_best_round_is_said_to_be_chosen_on_test_data_and_the_last_stands_be
     assert layout.columns[1:4] == ["best measured round, chosen on test data (%)", "last round (%)", "best on validation (%)"]
     assert "best, minus Standalone" in layout.columns
     assert "worst tenth of clients, last round (%)" in layout.columns
-    assert any("chosen by its accuracy on the test data" in note for note in layout.notes)
+    assert any("chosen by this metric on the test data" in note for note in layout.notes)
     assert not any("on the test data" in note for note in tables(load_runs(sweep))[0].notes)
 
 
@@ -230,7 +270,7 @@ def test_clients_means_of_different_measures_are_compared_and_named() -> None:
     ("monitor", "column", "shown"),
     [
         ("global/test_accuracy", "last round (%)", "80.00 ± 0.00"),
-        ("after/test_f1/mean", "last round", "0.800 ± 0.000"),
+        ("after/test_f1/mean", "last round", "0.8000 ± 0.0000"),
     ],
 )
 def test_of_methods_with_different_headlines_none_is_the_best(monitor: str, column: str, shown: str) -> None:

@@ -1,6 +1,5 @@
 """Runs read from their files."""
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -9,13 +8,15 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
-from written_runs import write_run, write_sweep
+from written_runs import add_facts, write_crossed, write_run, write_sweep
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report import load_clients, load_rounds, load_runs, read_runs
+from lightning_fed.experiments.report.methods_table import tables
 from lightning_fed.experiments.report.report import as_csv
 from lightning_fed.experiments.report.runs import work_of
 from lightning_fed.experiments.report.views import COSTS
+from lightning_fed.experiments.sweep.plan import ReportOptions
 
 
 def test_a_row_per_run() -> None:
@@ -24,6 +25,7 @@ def test_a_row_per_run() -> None:
     [row] = load_runs("runs", target=0.5).to_dict("records")
     assert row == {
         **{"method": "FedAvg", "setting": "", "partition": 0, "seed": 0, "model": "FedAvg", "rounds": 3, "planned": 3},
+        **{"equal_partitions": "", "natural_clients": False},
         **{"epochs": "1", "metric": "after/test_accuracy/mean", "monitor": "after/test_accuracy/mean"},
         "lower_is_better": False,
         **{"last": 0.6, "selected": 0.8, "selected_round": 2, "best": 0.8, "best_round": 2},
@@ -31,7 +33,7 @@ def test_a_row_per_run() -> None:
         "pooled": pytest.approx(sum(k * (k + 1) / 20 for k in range(20)) / 210),
         **{"bytes": 300, "flops": 3000, "server_flops": 0, "seconds": 9.0},
         **{"target_round": 2, "target_bytes": 200, "target_flops": 2000},
-        "folder": "runs/version_0",
+        **{"made_with": "", "folder": "runs/version_0"},
     }
 
 
@@ -43,15 +45,14 @@ def test_small_is_good_where_the_measure_is_a_loss() -> None:
     assert math.isnan(row["selected"])  # there is no loss on validation data
 
 
-def test_a_run_says_whether_less_is_better_of_a_measure_that_nobody_knows() -> None:
+@pytest.mark.parametrize("facts", [{"higher_is_better": False}, {"monitor": "after/test_f1", "lower_is_better": ["surprise"]}])
+def test_a_run_says_whether_less_is_better_of_a_measure_that_nobody_knows(facts: dict[str, Any]) -> None:
     write_run(Path("runs/version_0"), [0.2, 0.8, 0.6], clients=[0.1, 0.9])
     for file in ("metrics.csv", "clients.csv", "run.json"):
         path = Path("runs/version_0", file)
         path.write_text(path.read_text().replace("accuracy", "surprise"))
-    facts = Path("runs/version_0/run.json")
-    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"higher_is_better": False}))
-    row = load_runs("runs", target=0.5, equal="flops").iloc[0]
-    assert (row["metric"], row["monitor"]) == ("after/test_surprise/mean", "after/test_surprise/mean")
+    add_facts(Path("runs"), **facts)
+    row = load_runs("runs", metric="after/test_surprise", target=0.5, equal="flops").iloc[0]
     assert (row["best"], row["best_round"], row["selected"], row["target_round"], row["worst_tenth"]) == (0.2, 1, 0.2, 1, 0.9)
 
 
@@ -82,7 +83,7 @@ def test_settings_stand_in_the_order_of_the_sweep_or_of_their_numbers() -> None:
     for mu in (10, 1, 0.5):
         cell = sweep / f"mu={mu}/FedAvg/seed_0"
         write_run(cell / "version_0", [0.5], mu=mu)
-        (cell / "cell.json").write_text("{}")
+        (cell / "cell.json").write_text('{"status": "finished"}')
         write_run(Path(f"alone/{mu}"), [0.5], mu=mu)
     assert load_runs("sweep")["setting"].tolist() == ["mu=1", "mu=0.5", "mu=10"]
     assert load_runs("alone", vary=["model.mu"])["setting"].tolist() == ["mu=0.5", "mu=1", "mu=10"]
@@ -93,7 +94,7 @@ def test_of_a_cell_the_newest_run_counts_and_what_the_sweep_no_longer_plays_does
     cell = sweep / "FedAvg/seed_0"
     for number in (2, 10):
         write_run(cell / f"version_{number}", [number / 100])
-    (cell / "cell.json").write_text("{}")
+    (cell / "cell.json").write_text('{"status": "finished"}')
     content = yaml.safe_load((sweep / "sweep.yaml").read_text())
     del content["methods"]["Standalone"]
     (sweep / "sweep.yaml").write_text(yaml.safe_dump(content))
@@ -163,6 +164,18 @@ def test_what_has_the_seed_in_its_name_differs_by_seed() -> None:
     content["methods"]["LG"]["federation.init_from"] = "runs/seed_{seed}"
     (sweep / "sweep.yaml").write_text(yaml.safe_dump(content))
     assert load_runs(sweep)["seed"].tolist() == [0, 1]
+
+
+def test_runs_on_other_data_are_refused() -> None:
+    sweep = write_crossed(Path("sweep"), {"FedAvg": [[0.8, 0.7]], "Standalone": [[0.6, 0.5]]})
+    add_facts(sweep, data="0a")
+    assert len(load_runs(sweep)) == 4
+    add_facts(sweep / "Standalone/partition_0_seed_1", data="0b")
+    with pytest.raises(FederationError, match=r"have the same options and partition, but not the same data: the files changed"):
+        load_runs(sweep)
+    set_in_configs(sweep, unseen=0.2)  # drawn with the training seed
+    add_facts(sweep / "FedAvg/partition_0_seed_1", data="0b")
+    assert len(load_runs(sweep)) == 4
 
 
 def test_two_runs_of_one_name_are_refused() -> None:
@@ -243,3 +256,5 @@ def test_who_sends_nothing_has_no_part_in_equal_traffic() -> None:
     cheaper("runs/b/metrics.csv", "traffic/total_bytes", 0)
     runs = load_runs("runs", equal="bytes")
     assert runs[["equal_bytes", "equal_bytes_budget"]].to_numpy().tolist() == [[0.3, 300], [0.7, 300]]
+    [alone] = tables(load_runs("runs/b", equal="bytes"), ReportOptions(equal="bytes"))
+    assert alone.columns[1] == "at equal bytes sent (0 B) (%)"

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from written_runs import write_crossed, write_run, write_sweep
+from written_runs import add_facts, write_crossed, write_run, write_sweep
 
 from lightning_fed.experiments.report import load_runs
 from lightning_fed.experiments.report.comparison import comparisons
@@ -47,6 +47,11 @@ def test_shares_flips_and_power_of_a_difference() -> None:
     )
 
 
+def test_of_equal_methods_none_is_first() -> None:
+    [table] = blocks(write_crossed(Path("sweep"), {"FedAvg": BASE.tolist(), "Standalone": BASE.tolist()}))
+    assert not any("first on" in note for note in table.notes)
+
+
 def test_every_measure_has_its_rows() -> None:
     [table] = blocks(write_crossed(Path("sweep"), CROSSED))
     assert list(table.groups.values()) == ["last round", "best on validation", "worst tenth of clients"]
@@ -75,6 +80,28 @@ def test_of_one_partition_nothing_is_said_of_others() -> None:
     assert any("valid for this partition" in note for note in table.notes)
 
 
+@pytest.mark.parametrize("crossed", [True, False])
+def test_equal_partitions_are_one(crossed: bool) -> None:
+    """Whatever the seed of the partition changes nothing in says nothing of other partitions."""
+    if crossed:
+        folder = write_crossed(Path("sweep"), {"FedAvg": [[0.8, 0.7]] * 2, "Standalone": [[0.6, 0.5]] * 2})
+    else:
+        folder = write_sweep(Path("sweep"), {"FedAvg": [0.8, 0.7], "Standalone": [0.6, 0.5]})
+    add_facts(folder, data="0a")
+    assert blocks(folder) == []
+    [table] = tables(load_runs(folder))
+    assert "Partitions 0, 1 count as one: the partition's seed changes nothing in these data." in table.notes
+    assert "All runs use partition 0; the results say nothing about other partitions." in table.notes
+    assert table.rows[0][1].text == "75.00 ± 7.07"
+    assert any("paired by training seed" in note for note in table.notes)
+
+
+def test_partitions_of_natural_clients_divide_their_data() -> None:
+    add_facts(folder := write_crossed(Path("sweep"), CROSSED), natural_clients=True)
+    [table] = tables(load_runs(folder))
+    assert any("valid for new splits of the same clients' data and training seeds" in note for note in table.notes)
+
+
 def test_a_missing_run_is_said_and_its_partition_left_out() -> None:
     values = np.array(CROSSED["FedAvg"])
     values[1, 1] = math.nan
@@ -85,6 +112,13 @@ def test_a_missing_run_is_said_and_its_partition_left_out() -> None:
     assert entry["last, minus Standalone"].text.startswith("+3.50")  # without the second of them
     assert entry["last, minus Standalone"].note == "Over the 4 partitions × 2 training seeds for which no run is missing."
     assert first_row(blocks(folder)[0])["other order on"] == "1 of 4"
+
+
+def test_power_is_that_of_the_training_seeds_that_are_there() -> None:
+    values = np.array(CROSSED["FedAvg"])
+    values[:4, 1] = math.nan
+    [table] = blocks(write_crossed(Path("sweep"), CROSSED | {"FedAvg": values.tolist()}))
+    assert table.rows[0][-1].note == "With 1 training seed, for which no run is missing."
 
 
 def test_runs_from_the_command_line_pair_by_their_seeds_too() -> None:

@@ -127,17 +127,24 @@ def test_flips_are_partitions_on_the_other_side() -> None:
     assert flips(np.array([[-3.0], [2.0], [-9.0]])) == 1
 
 
-@pytest.mark.parametrize("seeds", [1, 3])
-def test_so_many_partitions_separate_in_four_of_five_sweeps(seeds: int) -> None:
-    """Sweeps of that size are played: 80 % of them find the difference, and fewer do with one partition less."""
-    truth = Components(1.0, math.nan, math.nan) if seeds == 1 else Components(1.0, 0.05, 0.3)
-    needed, rng = partitions_needed(1.2, truth, seeds), np.random.default_rng(3)
+@pytest.mark.parametrize(
+    ("mean", "truth", "seeds"),
+    [
+        (1.2, Components(1.0, math.nan, math.nan), 1),
+        (1.2, Components(1.0, 0.05, 0.3), 3),
+        (0.8, Components(1.0, 0.0, 0.5), 2),
+        (0.8, Components(0.3, 0.0, 1.0), 3),
+    ],
+)
+def test_so_many_partitions_separate_in_four_of_five_sweeps(mean: float, truth: Components, seeds: int) -> None:
+    """Sweeps of that size are played: 80 % of them find the difference, and fewer do with two partitions less."""
+    needed, rng = partitions_needed(mean, truth, seeds), np.random.default_rng(3)
     assert needed is not None
 
     def found(partitions: int) -> float:
         shapes = ((partitions, 1), (1, seeds), (partitions, seeds))
         scales = [math.sqrt(value) if value > 0 else 0 for value in (truth.partition, truth.training, truth.rest)]
-        cells = (1.2 + sum(s * rng.normal(size=shape) for s, shape in zip(scales, shapes, strict=True)) for _ in range(2000))
+        cells = (mean + sum(s * rng.normal(size=shape) for s, shape in zip(scales, shapes, strict=True)) for _ in range(2000))
         return float(np.mean([estimate(of).p_value < 0.05 for of in cells]))
 
     assert found(needed) > 0.77

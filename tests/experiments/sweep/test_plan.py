@@ -51,6 +51,13 @@ def test_seeds_of_partitions_and_of_training_are_crossed_all_partitions_first() 
     ]
 
 
+def test_options_that_end_alike_are_told_apart() -> None:
+    alike = {"model.init_args.optimizer.init_args.lr": [0.1], "model.init_args.head.init_args.lr": [0.1]}
+    assert list(read_sweep(written(grid=alike, published=[])).settings) == ["optimizer.lr=0.1, head.lr=0.1"]
+    tuned = read_sweep(written(tune=alike, grid={}, published=[]))
+    assert list(tuned.values("FedAvg")) == ["optimizer.lr=0.1, head.lr=0.1"]
+
+
 def test_overrides_are_those_of_the_command_line() -> None:
     sweep = read_sweep(written())
     assert arguments(sweep, sweep.cells[1], Path("there")) == [
@@ -116,6 +123,7 @@ def test_what_is_written_beside_the_runs_is_the_same_sweep() -> None:
         ({"grid": {"federation.rounds": [1, 2]}, "published": None}, "method local only and grid.federation.rounds both set"),
         ({"grid": {"alpha": 3}}, "grid.alpha is 3, expected a list of values"),
         ({"published": [{"method": "FedProx", "mean": 1.0}]}, "published names method 'FedProx'"),
+        ({"published": [{"method": "FedAvg", "mean": m} for m in (1, 2)], "grid": {}}, "several entries for 'FedAvg'"),
         ({"report": {"at": "first"}}, "report.at is 'first', expected last, selected, best or, say, mean10"),
         ({"report": {"equal": "seconds"}}, "report.equal is 'seconds', expected rounds, bytes or flops"),
         ({"report": {"room": "FedAvg"}}, "report.room is 'FedAvg', expected a list of two methods, the lower one first"),
