@@ -14,10 +14,11 @@ from torch.utils.data import DataLoader
 
 from lightning_fed.data.batches import EXAMPLE, Batch, BatchTransform, Inputs, SharedTensors, SingleExample, count, join, take
 from lightning_fed.data.checked import check_labels, checked_pools, refuse_no_numbers
+from lightning_fed.data.checksum import checksum_of
 from lightning_fed.data.client import ClientDataModule, PublicDataModule
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.data.partition.base import ClassesPerClient, Partitioner
-from lightning_fed.data.public import PublicShare, as_of_clients, checksum_of, numbered
+from lightning_fed.data.public import PublicShare, as_of_clients, numbered
 from lightning_fed.data.split import TEST, TRAIN, VAL, Shares, Split, deal, divide_by_name, limited, union
 from lightning_fed.errors import FederationError, require
 from lightning_fed.options import AnySeed, PositiveInt, require_from
@@ -131,6 +132,7 @@ class FederatedDataModule(L.LightningDataModule):
         self._public: tuple[SharedTensors, Tensor] | None = None  # numbered inputs, and which of them are public
         self._splits: list[Split] = []
         self._clients: list[ClientInfo] = []
+        self._given: int | None = None  # checksum of the inputs, if they were changed after they were read
         self._unseen: frozenset[int] = frozenset()
         self._flipped: frozenset[int] = frozenset()
         self._wrong: SharedTensors | None = None  # the data with the labels of :meth:`flip_labels`
@@ -195,7 +197,8 @@ class FederatedDataModule(L.LightningDataModule):
         if example is not None:  # an example may have several rows
             splits = [Split(*(np.flatnonzero(np.isin(example, part)) for part in split)) for split in splits]
         self._splits = splits
-        images = self.prepare(images, splits)
+        given, images = images, self.prepare(images, splits)
+        self._given = None if images is given else checksum_of(given)
         refuse_no_numbers(images)
         self._transform().check_channels(images)
         self._data = SharedTensors(images, labels)
@@ -322,14 +325,20 @@ class FederatedDataModule(L.LightningDataModule):
         return torch.stack([(test == guess).float().mean() for test, guess in zip(tests, guesses, strict=True)])
 
     def fingerprint(self) -> str:
-        """Checksum of labels, splits and unseen clients: a run only continues with the data it started with."""
-        checksum = crc32(self._loaded().labels.numpy().tobytes())
+        """Checksum of inputs, labels, splits and unseen clients: a run only continues with the data it started with. Inputs count
+        as they were read, since standardized ones depend on the machine. Of very large ones, a part counts:
+        :func:`.checksum_of`, :meth:`.LazyInputs.checksum`.
+        """
+        own = self._loaded()
+        checksum = crc32(own.labels.numpy().tobytes())
+        checksum = crc32(str(checksum_of(own.images) if self._given is None else self._given).encode(), checksum)
         for split in self._splits:
             for part in split:
                 checksum = crc32(part.tobytes(), crc32(str(len(part)).encode(), checksum))
         if self._public is not None:
             data, rows = self._public
-            checksum = checksum_of(take(data.images, rows), checksum)
+            checksum = crc32(rows.numpy().tobytes(), checksum)
+            checksum = checksum if isinstance(self.public, PublicShare) else checksum_of(data.images, checksum)
         if self._unseen:
             checksum = crc32(str(sorted(self._unseen)).encode(), checksum)
         return f"{checksum:08x}"

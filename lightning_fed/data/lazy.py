@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import cast
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -17,6 +18,12 @@ class LazyInputs(ABC):
     @abstractmethod
     def __len__(self) -> int:
         """Number of examples."""
+
+    def checksum(self, start: int = 0) -> int:
+        """CRC-32 by which a run knows its data again, continued from another one. It is computed at each start: use what is quickly
+        known, such as sizes of files. It must not depend on the machine. Default: of the number of examples only.
+        """
+        return crc32(str(len(self)).encode(), start)
 
     @abstractmethod
     def read(self, rows: Tensor) -> Tensor | dict[str, Tensor]:
@@ -46,6 +53,9 @@ class Taken(LazyInputs):
     def __len__(self) -> int:
         return len(self.rows)
 
+    def checksum(self, start: int = 0) -> int:
+        return self.inputs.checksum(crc32(self.rows.numpy().tobytes(), start))
+
     def read(self, rows: Tensor) -> Tensor | dict[str, Tensor]:
         return self.inputs.read(self.rows[rows])
 
@@ -64,6 +74,9 @@ class Joined(LazyInputs):
 
     def __len__(self) -> int:
         return len(self.first) + len(self.second)
+
+    def checksum(self, start: int = 0) -> int:
+        return self.second.checksum(self.first.checksum(start))
 
     def read(self, rows: Tensor) -> Tensor:
         early = rows < len(self.first)

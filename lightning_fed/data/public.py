@@ -1,8 +1,6 @@
 """Public inputs, which belong to no client and have no labels, for distillation on the server or on clients."""
 
 from dataclasses import dataclass
-from typing import Any
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -99,12 +97,3 @@ def numbered(inputs: Inputs, rows: NDArray[np.int64]) -> SharedTensors:
     if isinstance(inputs, dict):
         inputs = {name: tensor for name, tensor in inputs.items() if name != TARGETS}
     return SharedTensors(inputs, numbers)
-
-
-def checksum_of(inputs: Inputs, start: int) -> int:
-    """Checksum of inputs, continued from another one; for lazily read inputs, of their number only."""
-    checksum = crc32(str(count(inputs)).encode(), start)
-    tensors: dict[str, Any] = inputs if isinstance(inputs, dict) else {"": inputs} if isinstance(inputs, Tensor) else {}
-    for name, tensor in sorted(tensors.items()):
-        checksum = crc32(tensor.contiguous().numpy().tobytes(), crc32(name.encode(), checksum))
-    return checksum

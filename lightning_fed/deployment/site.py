@@ -54,7 +54,7 @@ class OneClient(FederatedDataModule):
         return self._own
 
     def fingerprint(self) -> str:
-        """Checksum of labels and split."""
+        """Checksum of the data that the site divided."""
         return self._checksum
 
 

@@ -467,7 +467,7 @@ class Federation:
         network, data = initial_network(self.init_from)
         if data not in (None, datamodule.fingerprint()):
             log.warning(
-                f"{self.init_from}, which this run starts from, has other clients or another split: it may have been "
+                f"{self.init_from}, which this run starts from, has other data, clients, or another split: it may have been "
                 "trained on examples that this run tests on."
             )
         return model.with_initial_weights(network, f"The network of init_from={self.init_from}")

@@ -51,7 +51,7 @@ def check_goes_on(
         if manifest.identity.get(key) != mine:
             raise FederationError(
                 f"Checkpoint {checkpoint.path} was made with {key} = {manifest.identity.get(key)!r}, this run has {mine!r}: "
-                "continue with the configuration of that run, or start a new run without --ckpt_path."
+                "continue with the configuration and the data of that run, or start a new run without --ckpt_path."
             )
     if manifest.threads != threads:
         log.warning(

@@ -18,6 +18,7 @@ from lightning_fed.data import (
     InMemory,
     Partitioner,
     ShuffledBatches,
+    checksum,
 )
 from lightning_fed.data.partition.pools import Indices
 from lightning_fed.data.public import PublicShare
@@ -163,6 +164,24 @@ def test_fingerprint_tells_data_and_splits_apart() -> None:
     assert len(set(prints)) == 5
     assert prints[0] == numbered().fingerprint()
     assert int(prints[0], 16) >= 0
+
+
+def test_the_fingerprint_is_that_of_the_inputs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fingerprint(change: tuple[int, int] | None = None, kind: str = "plain") -> str:
+        inputs = torch.arange(80.0).reshape(40, 2)
+        if change is not None:
+            inputs[change] += 1
+        given = {"named": {"x": torch.zeros(40, 1), "y": inputs}, "other way": inputs.T.contiguous().T, "bytes": inputs.byte()}
+        return InMemory(given.get(kind, inputs), torch.arange(40) % 4, partition=IID(), num_clients=2).fingerprint()
+
+    kinds = ["plain", "named", "bytes"]
+    assert len({fingerprint(change, kind) for kind in kinds for change in (None, (0, 0), (39, 1))}) == 9
+    assert fingerprint(kind="other way") == fingerprint()
+    monkeypatch.setattr(checksum, "PIECE", 16)
+    assert fingerprint() == (whole := fingerprint()) != fingerprint((39, 1))
+    monkeypatch.setattr(checksum, "MOST", 40 * 2 * 4 // 10)
+    assert len({whole, fingerprint(), fingerprint((0, 0)), fingerprint((10, 0))}) == 4
+    assert fingerprint((11, 0)) == fingerprint()  # each tenth row counts
 
 
 def test_all_clients_share_one_tensor_of_bytes() -> None:

@@ -9,6 +9,7 @@ import torch
 from often import mostly_slow
 from tiny import Net, assert_same, assert_same_end, new_data, new_federation, new_method
 
+from lightning_fed.data import IID, InMemory
 from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
@@ -110,10 +111,16 @@ def test_a_checkpoint_of_another_run_is_refused(method: str, seed: int, clients:
         federation.fit(new_method(method, backbone=Net), new_data(clients), ckpt_path="runs/version_0")
 
 
-def test_a_checkpoint_of_other_data_is_refused() -> None:
-    new_federation(1, "runs").fit(new_method("FedAvg"), new_data(seed=0))
-    with pytest.raises(FederationError, match="was made with data = "):
-        new_federation(2, "runs").fit(new_method("FedAvg"), new_data(seed=1), ckpt_path="last")
+@pytest.mark.parametrize("changed", ["split", "inputs"])
+def test_a_checkpoint_of_other_data_is_refused(changed: str) -> None:
+    def data(seed: int = 0, more: float = 0.0) -> InMemory:
+        images = torch.rand(40, 3, 4, 4, generator=torch.Generator().manual_seed(0)) + more
+        return InMemory(images, torch.arange(40) % 4, num_clients=2, partition=IID(), seed=seed)
+
+    new_federation(1, "runs").fit(new_method("FedAvg"), data())
+    other = data(seed=1) if changed == "split" else data(more=0.1)
+    with pytest.raises(FederationError, match=r"was made with data = .*: continue with the configuration and the data of that run"):
+        new_federation(2, "runs").fit(new_method("FedAvg"), other, ckpt_path="last")
 
 
 def test_a_checkpoint_of_another_network_is_refused() -> None:

@@ -1,8 +1,10 @@
 """Datasets of the Hugging Face library, from a folder, files or the hub."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -10,7 +12,7 @@ import torch
 from lightning_fed.data.batches import Inputs
 from lightning_fed.data.checked import as_tensor
 from lightning_fed.data.files.table import ROLES, Table, TableData
-from lightning_fed.data.hub import load_from_hub, quiet_datasets
+from lightning_fed.data.hub import load_from_hub, optional, quiet_datasets
 from lightning_fed.data.split import TRAIN
 from lightning_fed.data.text.classification import load_tokenizer, tokenised
 from lightning_fed.data.vision.decode import IMAGENET_MEAN, IMAGENET_STD, LazyImages
@@ -19,6 +21,31 @@ from lightning_fed.options import PositiveInt, require_from
 
 FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
 """The loader for each file suffix."""
+
+SOME = 1000
+"""Number of images whose sizes are looked up at a time."""
+
+
+@dataclass(eq=False)
+class DatasetImages(LazyImages):
+    """Images in a column of a dataset.
+
+    Args:
+        table: the dataset, with this column only.
+    """
+
+    table: Any
+
+    def checksum(self, start: int = 0) -> int:
+        """Of the number of bytes of each image, as it is stored."""
+        start, compute = crc32(str(self.size).encode(), start), optional("pyarrow.compute", "hub")
+        for part in self.table.with_format("arrow").iter(SOME):
+            images = part.column(0).combine_chunks()
+            sizes = compute.binary_length(images.field("bytes")).to_pylist()
+            paths = images.field("path").to_pylist()  # images without bytes stayed in their files
+            told = [Path(path).stat().st_size if size is None else size for size, path in zip(sizes, paths, strict=True)]
+            start = crc32(str(told).encode(), start)
+        return start
 
 
 class HFDataset(TableData):
@@ -141,8 +168,8 @@ class HFDataset(TableData):
         """The inputs of a network, depending on the type of the columns."""
         kinds = [rows.features[name] for name in self.input]
         if len(kinds) == 1 and isinstance(kinds[0], datasets.Image):
-            column = rows.select_columns(self.input).cast_column(self.input[0], datasets.Image())[self.input[0]]
-            images = LazyImages(column, self.image_size, self.path)
+            table = rows.select_columns(self.input).cast_column(self.input[0], datasets.Image())
+            images = DatasetImages(table[self.input[0]], self.image_size, self.path, table)
             return images.read(torch.arange(len(images))) if self.in_memory else images
         if all(isinstance(kind, datasets.Value) and kind.dtype in ("string", "large_string") for kind in kinds):
             require(len(kinds) <= 2, f"Got {len(kinds)} columns of texts: give one or two.")

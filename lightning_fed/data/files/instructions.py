@@ -11,7 +11,6 @@ from hashlib import sha256
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
-from zlib import crc32
 
 import numpy as np
 from torch import Tensor
@@ -180,14 +179,6 @@ class Instructions(TableData):
         shares = {name: sum(right[name](*pair) for pair in pairs) / len(pairs) for name in self.metrics if name in right}
         others: list[Score] = [name for name in self.metrics if name == "rouge_l"]
         return shares | (score_texts(texts, [[reference] for reference in expected], others) if others else {})
-
-    def fingerprint(self) -> str:
-        """See :class:`FederatedDataModule`; includes the tokens: another template, or another day, gives other data."""
-        checksum = int(super().fingerprint(), 16)
-        assert self._rows is not None  # the data are loaded
-        for name in ("ids", "learned"):
-            checksum = crc32(self._rows.parts[name].tobytes(), checksum)
-        return f"{checksum:08x}"
 
     def _transform(self) -> BatchTransform:
         return Packing(self.mean, self.std, self.augment) if self.packing else super()._transform()

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -79,6 +80,10 @@ class ScaledColumns(FederatedDataModule):
     def pooled(self) -> ClientDataModule:
         data = super().pooled()
         return data if self._of_all is None else replace(data, data=SharedTensors(self._of_all, data.data.labels))
+
+    def fingerprint(self) -> str:
+        chosen = f"{self.standardize} {self.standardized} {self.impute}"
+        return f"{crc32(chosen.encode(), int(super().fingerprint(), 16)):08x}"
 
     def _finished(self, rows: Tensor, train: Tensor, everybody: Tensor) -> Tensor:
         """Rows with the statistics of training rows; missing statistics come from the rows of all clients."""

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -61,6 +62,12 @@ class TokenRows(LazyInputs):
 
     def __len__(self) -> int:
         return len(self.parts["records"])
+
+    def checksum(self, start: int = 0) -> int:
+        """Of the tokens: another template, or another day that a template writes, gives other data."""
+        for name in ("ids", "learned", "starts"):
+            start = crc32(self.parts[name].data, start)
+        return start
 
     @property
     def lengths(self) -> NDArray[np.int64]:

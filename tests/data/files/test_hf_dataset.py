@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tiny_files import CLASS_NAMES, COMMIT, USERS, put_into_cache, write_csv, write_dataset
 from tiny_texts import save_tokenizer
 
@@ -42,6 +44,18 @@ def test_images_are_decoded_as_needed() -> None:
     assert labels.tolist() == [1, 0, 0]
     kept = HFDataset("images", "image", "label", client="user", image_size=8, in_memory=True)
     assert torch.equal(inputs_of(kept), inputs_of(data).read(torch.arange(32)))
+
+
+def test_the_fingerprint_is_that_of_the_images() -> None:
+    def fingerprint(path: str, size: int = 8) -> str:
+        return HFDataset(path, "image", "label", client="user", image_size=size).fingerprint()
+
+    before = fingerprint(write_dataset(Path("images")))
+    assert fingerprint(write_dataset(Path("again"))) == before != fingerprint("again", 9)
+    rows = datasets.load_from_disk("again")
+    pixels = np.random.default_rng(0).integers(0, 256, (10, 12, 3), dtype=np.uint8)
+    rows.map(lambda row, k: row | ({"image": Image.fromarray(pixels)} if k == 31 else {}), with_indices=True).save_to_disk("other")
+    assert fingerprint("other") != before
 
 
 def test_they_travel_to_other_processes() -> None:

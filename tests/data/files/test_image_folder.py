@@ -1,6 +1,7 @@
 """Images in folders, decoded when a batch needs them."""
 
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,24 @@ def test_what_is_in_memory_are_paths() -> None:
     assert isinstance(kept._data.images, torch.Tensor)  # type: ignore[union-attr]
     for lazy, eager in zip(data.client(0).train_dataloader(), kept.client(0).train_dataloader(), strict=True):
         assert all(map(torch.equal, lazy, eager))
+
+
+def test_the_fingerprint_is_that_of_the_files_wherever_they_are() -> None:
+    before = one_client(write_images(Path("images"), "class")).fingerprint()
+    shutil.copytree("images", "copy")
+    assert one_client("copy").fingerprint() == before
+    assert one_client("copy", mean=(0.5,) * 3).fingerprint() == before
+    Path("copy/cat/ann0.png").write_bytes(Path("copy/dog/bob1.png").read_bytes())
+    assert one_client("copy").fingerprint() != before
+    pixels = np.asarray(Image.open("images/cat/ann0.png")).copy()
+    Image.fromarray(pixels).save("images/cat/ann0.png", compress_level=0)
+    assert one_client().fingerprint() != before
+    Path("images/cat/ann0.png").unlink()
+    unread = one_client()
+    unread.setup()
+    Path("images/cat/ann2.png").unlink()
+    with pytest.raises(FederationError, match=r"Could not read the image images/cat/ann2.png"):
+        unread.fingerprint()
 
 
 def test_an_image_is_read_when_it_is_needed() -> None:

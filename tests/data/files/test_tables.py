@@ -58,6 +58,19 @@ def test_each_clients_own_scale_and_gaps() -> None:
     )
 
 
+def test_the_fingerprint_is_that_of_the_numbers_as_they_were_read_and_of_their_scale() -> None:
+    write()
+    scales: list[dict[str, Any]] = [{}, {"standardize": "all"}, {"standardize": "client"}, {"impute": "median"}]
+    before = [table(**options).fingerprint() for options in scales]
+    assert len(set(before)) == 4
+    own = table(standardize="all")
+    own.setup()
+    own._data.images.mul_(1.0000001)  # type: ignore[union-attr]  # as another machine would have it
+    assert own.fingerprint() == before[1]
+    write(south=[*LINES["south"][:2], "91,?,NA,yes,test"])
+    assert not {table(**options).fingerprint() for options in scales} & {*before}
+
+
 def test_some_columns_are_standardised() -> None:
     write()
     own = rows(table(standardize="all", standardized=["age"]), 0, 0)
