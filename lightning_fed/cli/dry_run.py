@@ -4,6 +4,7 @@ import contextlib
 import io
 import logging
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from jsonargparse import ArgumentError
 
@@ -11,7 +12,7 @@ from lightning_fed.cli.fit import FederationCLI
 from lightning_fed.cli.refusals import shorten
 from lightning_fed.engines.silence import quieter
 from lightning_fed.errors import FederationError
-from lightning_fed.experiments.sweep.settings import Settings, flat
+from lightning_fed.experiments.sweep.settings import Settings, flat, read_json
 
 REPORTS = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel", "transformers.integrations.tensor_parallel")
 """Loggers of reports about a loaded network. The last two are only silent if the first one is, in some versions."""
@@ -33,19 +34,26 @@ def read(name: str, args: Sequence[str]) -> Settings:
         return flat(ParseOnly(args).dumped())
 
 
-def check_start(name: str, args: Sequence[str], tuned: bool = False) -> Settings:
+def check_start(name: str, args: Sequence[str], tuned: bool = False, played: Path | None = None) -> Settings:
     """The configuration of a command line, after building its objects. Raises :class:`FederationError` with its name.
 
     Args:
         name: the run's name.
         args: the command line.
         tuned: the run tries a value, which needs validation data.
+        played: folder of the finished run of this command line, whose data must be the same.
     """
+    before = played and read_json(played / "run.json").get("data")  # earlier versions did not write it
 
     def do(cli: FederationCLI) -> None:
         cli.federation.dry_run(cli.model, cli.datamodule)
         if tuned and not any(client.num_val for client in cli.datamodule.clients):
             raise FederationError("tune chooses on validation data, of which no client has any: set the data's val_share.")
+        if played and before and before != (now := cli.datamodule.fingerprint()):
+            raise FederationError(
+                f"It was run with other data (checksum {before}, now {now}): give the sweep another folder, or "
+                f"remove {played.parent}."
+            )
 
     with errors_of(name):
         settings = flat(FederationCLI(args, do).dumped())

@@ -201,13 +201,19 @@ def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:
 
 
 def checked(sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool = True) -> list[CellJob]:
-    """Parse all runs before the first one starts; runs that differ only by seeds are parsed once.
+    """Parse all runs before the first one starts. Of those that differ only by seeds, one is parsed and, unless all are finished,
+    built: the first finished one, whose data must be those of its run, or the first.
 
     Raises:
         SystemExit: with code 2, after a line for each error, with its runs.
     """
     jobs, known, wrong = list[CellJob](), dict[tuple[str, str], Settings](), dict[str, list[str]]()
-    built, failed = set[tuple[str, str]](), set[tuple[str, str]]()
+    folders = {cell.name: CellFolder(sweep.folder / cell.name) for cell in cells}
+    kinds = {cell.name: (cell.method, repr(cell.overrides)) for cell in cells}
+    finished = [name for name, folder in folders.items() if folder.status == "finished"]
+    first = {kinds[name]: name for name in (*reversed(folders), *reversed(finished))}
+    to_build = {first[kind] for name, kind in kinds.items() if build and name not in finished}
+    failed = set[tuple[str, str]]()
     with console.status("Checking the runs…"), each_line_once():  # messages about data are the same for each method
         from lightning_fed.cli.dry_run import check_start, read  # loads torch
         from lightning_fed.storage.run_folder import refuse_run_dir
@@ -215,22 +221,22 @@ def checked(sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool =
         refuse_run_dir(sweep.folder)
 
         for cell in cells:
-            folder = CellFolder(sweep.folder / cell.name)
+            folder, kind = folders[cell.name], kinds[cell.name]
             args = arguments(sweep, cell, folder.path)
-            kind = (cell.method, repr(cell.overrides))
             if kind in failed:
                 continue
             failed.add(kind)  # unless it parses
             try:
-                if build and kind not in built and folder.status != "finished":
+                if cell.name in to_build and cell.name not in finished:
                     known[kind] = check_start(cell.name, args, tuned=bool(cell.value))
-                    built.add(kind)
                 elif kind not in known:
                     known[kind] = read(cell.name, args)
                 failed.remove(kind)
                 seeds = {SEED: cell.seed} | ({} if cell.partition is None else {plain(PARTITION_SEED): cell.partition})
                 if folder.run is not None:
                     refuse_other(folder, folder.run, known[kind] | seeds)
+                if cell.name in to_build and cell.name in finished:
+                    check_start(cell.name, args, tuned=bool(cell.value), played=folder.run)
                 jobs.append(CellJob(cell, folder, args, known[kind]["federation.rounds"], sweep.threads))
             except FederationError as error:
                 wrong.setdefault(str(error).removeprefix(f"{cell.name}: "), []).append(cell.name)

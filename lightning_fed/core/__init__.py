@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_fed.core.aggregation import EntryMean, WeightedMean, check_payload, check_update, noted, weighted_mean
-    from lightning_fed.core.class_rows import check_counts, expected_rows, pack_rows, present_classes, unpack_rows
+    from lightning_fed.core.class_rows import (
+        check_counts,
+        class_means,
+        class_sums,
+        expected_rows,
+        pack_rows,
+        present_classes,
+        unpack_rows,
+    )
     from lightning_fed.core.client_modules import one_per_architecture
     from lightning_fed.core.client_state import (
         ClientStates,
@@ -41,7 +49,15 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "core.aggregation": ("EntryMean", "WeightedMean", "check_payload", "check_update", "noted", "weighted_mean"),
-    "core.class_rows": ("check_counts", "expected_rows", "pack_rows", "present_classes", "unpack_rows"),
+    "core.class_rows": (
+        "check_counts",
+        "class_means",
+        "class_sums",
+        "expected_rows",
+        "pack_rows",
+        "present_classes",
+        "unpack_rows",
+    ),
     "core.client_modules": ("one_per_architecture",),
     "core.client_state": (
         "ClientStates",
@@ -119,6 +135,8 @@ __all__ = [
     "check_fits",
     "check_payload",
     "check_update",
+    "class_means",
+    "class_sums",
     "common_bits",
     "cosines",
     "default_optimizer",

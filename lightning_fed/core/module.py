@@ -310,8 +310,17 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         """
 
     def new_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """The server of a run: that of :meth:`configure_server`, with ``server_optimizer`` if it is set."""
+        """The server of a run: that of :meth:`configure_server`, with ``server_optimizer`` if it is set.
+
+        Raises:
+            FederationError: for a ``weighting`` or a ``server_optimizer`` that this server does not have.
+        """
         server = self.configure_server(clients)
+        if self.weighting != server.weighting:
+            raise FederationError(
+                f"{type(self).__name__}'s server has weighting={server.weighting!r}, but got weighting={self.weighting!r}: leave "
+                "weighting out."
+            )
         if self.server_optimizer is not None:
             parameters = {name for name, _ in self.named_parameters(remove_duplicate=False)}
             server.optimize_with(self.server_optimizer, parameters, type(self).__name__)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fed.core import ClientInfo, FederationError, KeepsGlobalParameters, Phase, Server, ServerUpdate, State
+from lightning_fed.core import ClientInfo, KeepsGlobalParameters, Phase, Server, ServerUpdate, State
 from lightning_fed.methods.families.whole_server import WholeServerModule
 from lightning_fed.models import Backbones
 from lightning_fed.nn.buffer_dict import BufferDict
@@ -47,11 +47,6 @@ class FedDyn(WholeServerModule, KeepsGlobalParameters):
     ) -> None:
         super().__init__(backbone, num_classes, **kwargs)
         self.alpha = alpha
-        if self.weighting != "uniform":
-            raise FederationError(
-                f"FedDyn averages with equal weights, so that h is the mean of its clients' gradients, but got weighting="
-                f"{self.weighting!r}: leave weighting out."
-            )
 
     def build(self) -> None:
         super().build()
@@ -77,7 +72,7 @@ class FedDyn(WholeServerModule, KeepsGlobalParameters):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """A server that averages models with equal weights and takes the step by :math:`h`."""
         update = DynamicUpdate(dict(self.server_parameters()), sum(client.takes_part for client in clients), self.alpha)
-        return Server(self.update_state(), self.weighting, holds_model=True, update=update)
+        return Server(self.update_state(), "uniform", holds_model=True, update=update)  # h is a mean of gradients
 
 
 class DynamicUpdate(ServerUpdate):

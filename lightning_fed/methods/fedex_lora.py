@@ -1,11 +1,15 @@
 """FedEx-LoRA (Singhal, Ponkshe & Vepakomma, ACL 2025, https://arxiv.org/abs/2410.09432)."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lightning_fed.core import ClientInfo, Server, State, WeightedMean
 from lightning_fed.methods.families.exact_lora import ExactLoRA, ExactServer, Matrices
+from lightning_fed.nn.learn_in_float32 import HALF
 from lightning_fed.nn.low_rank_sums import averaging_error
+
+log = logging.getLogger(__name__)
 
 
 class FedExLoRA(ExactLoRA):
@@ -25,6 +29,12 @@ class FedExLoRA(ExactLoRA):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """A server that averages and keeps the errors of the means."""
+        kinds = {layer.get_base_layer().weight.dtype for layer in self.linear_layers().values()}
+        if half := next(iter(kinds.intersection(HALF)), None):
+            log.warning(
+                f"FedExLoRA adds the averaging error to weights in {half}, and most of it is smaller than their spacing: it acts "
+                "once it has grown, and until then this is HOMLoRA. Load the network in float32."
+            )
         return ExactServer(self, clients, MeanAndError(self.matrices))
 
 

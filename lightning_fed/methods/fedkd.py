@@ -61,6 +61,8 @@ class FedKD(MutualLearningModule):
         "weights), or FML."
     )
 
+    weighting = "uniform"
+
     def __init__(
         self,
         backbone: Backbones,

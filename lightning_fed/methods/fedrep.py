@@ -37,6 +37,6 @@ class FedRep(FedPer):
         head = [p for name, p in self.backbone.named_parameters() if name in private]
         body = [p for name, p in self.backbone.named_parameters() if name not in private]
         return [
-            Phase("head", head, self.client_loss, self.optimizer, self.head_epochs),
+            self.local_phase("head", head, self.client_loss, epochs=self.head_epochs, steps=None),
             self.local_phase("representation", body, self.client_loss),
         ]

@@ -73,6 +73,11 @@ class HETLoRA(LoRAModule):
         """The client's rank; the server's is the largest."""
         return self.r_max if self.model_size is None else int(self.model_size)
 
+    def attach(self) -> None:
+        """Add the adapter, to linear layers."""
+        super().attach()
+        self.linear_layers()
+
     def rank_without_tail(self) -> int:
         """Rank without the tail."""
         return max(self.r_min, floor_of(self.keep, self.rank()))

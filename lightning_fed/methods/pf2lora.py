@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from lightning_fed.core import PRIVATE_SHARE, State
-from lightning_fed.methods.families.lora import CLIENT, LoRAModule
+from lightning_fed.methods.families.lora import CLIENT, LoRAModule, side_by_side
 from lightning_fed.methods.families.second_order import SecondOrderModule, attend_with_second_derivatives, gradients
-from lightning_fed.models.adapters import COMMON
+from lightning_fed.models.adapters import COMMON, adapted_layers
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.rank import product_norm
 from lightning_fed.options import NonNegativeFloat, PositiveInt
@@ -78,16 +78,12 @@ class PF2LoRA(LoRAModule, SecondOrderModule):
         r"""The private adapter's share of what is added to a matrix, by name of the layer: :math:`\lVert DC \rVert_F / (\lVert BA
         \rVert_F + \lVert DC \rVert_F)`, 0 while nothing is added. If it is near 0, ``client_lr`` is too small for y to matter.
         """
-        parameters = dict(self.named_parameters())
         shares = {}
-        for name in self.adapter(CLIENT):
-            layer, found, _ = name.partition(f".lora_A.{CLIENT}.")
-            if found:
-                common, private = (
-                    product_norm(*(parameters[f"{layer}.lora_{factor}.{kind}.weight"].detach() for factor in "BA"))
-                    for kind in (COMMON, CLIENT)
-                )
-                shares[layer] = private / (common + private) if private else 0.0
+        for name, layer in adapted_layers(self).items():
+            common, private = (
+                product_norm(side_by_side(layer, "B", [kind]), side_by_side(layer, "A", [kind])) for kind in (COMMON, CLIENT)
+            )
+            shares[name] = private / (common + private) if private else 0.0
         return shares
 
     def compute_gradients(self, batch: Any) -> Tensor:

@@ -47,7 +47,7 @@ class PFedLoRA(FederatedModule):
         optimizer: optimizer of the network. Default: SGD, lr 0.01.
         adapter_optimizer: optimizer of the adapter. Default: the same as ``optimizer``.
         epochs: epochs E of the network per round. Section 6.1: 1 or 10.
-        adapter_epochs: epochs of the adapter per round. Default: the same as ``epochs``.
+        adapter_epochs: epochs of the adapter per round. Default: as long as the network, in ``epochs`` or ``steps``.
         **kwargs: see :class:`.FederatedModule`.
     """
 
@@ -77,7 +77,7 @@ class PFedLoRA(FederatedModule):
         self.adapter_kind = adapter
         self.adapter_bias = adapter_bias
         self.adapter_optimizer = adapter_optimizer or optimizer
-        self.adapter_epochs = epochs if adapter_epochs is None else adapter_epochs
+        self.adapter_length = {} if adapter_epochs is None else {"epochs": adapter_epochs, "steps": None}
 
     def build(self) -> None:
         """Build the client's network and, drawn after it, the adapter."""
@@ -115,7 +115,14 @@ class PFedLoRA(FederatedModule):
         network, adapter = list(self.backbone.parameters()), list(self.adapter.parameters())
         return [
             self.local_phase("local", network, self.client_loss),
-            Phase("adapter", adapter, self.adapter_loss, self.adapter_optimizer, self.adapter_epochs, eval_modules=[self.backbone]),
+            self.local_phase(
+                "adapter",
+                adapter,
+                self.adapter_loss,
+                optimizer=self.adapter_optimizer,
+                eval_modules=[self.backbone],
+                **self.adapter_length,
+            ),
         ]
 
     def client_loss(self, batch: Any) -> Tensor:

@@ -176,7 +176,10 @@ class SLoRAServer(Server):
         self.sparse_names = {*values, MASK_SEED}
         self.start_names = set(starts)
         super().__init__(
-            {**state, **values, MASK_SEED: torch.randint(2**31, ()), **starts}, "examples", holds_model=True, update=PartialUpdate()
+            {**state, **values, MASK_SEED: torch.randint(2**31, ()), **starts},
+            method.weighting,
+            holds_model=True,
+            update=PartialUpdate(),
         )
 
     @property

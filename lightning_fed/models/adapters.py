@@ -14,6 +14,7 @@ from lightning_fed.models.backbone import Backbone, Wrapped
 from lightning_fed.models.factory import name_of
 from lightning_fed.models.transformer import Transformer
 from lightning_fed.options import PositiveInt
+from lightning_fed.tensors import widened
 
 COMMON = "common"
 """The name of the adapter that a network has if it has one."""
@@ -105,6 +106,9 @@ class Adapters:
                     f"Adapters of rank {rank} were asked for, but the layer {path} of {name_of(network)} is {rows} x {columns}: "
                     f"give up to {min(rows, columns)}, or leave the layer out of target_modules."
                 )
+        for key in adapter_names(network, "A", name) | adapter_names(network, "B", name):
+            factor = network.get_parameter(key)
+            factor.data = widened(factor.data)  # also one that a method freezes
         for parameter in network.parameters():
             parameter.requires_grad_(id(parameter) not in frozen)
 
@@ -140,6 +144,13 @@ def adapter_names(network: nn.Module, factor: Literal["A", "B"], name: str = COM
         for place, end in ((f"lora_{factor}", ".weight"), (f"lora_embedding_{factor}", ""))
         if name in getattr(layer, place)
     }
+
+
+def factor_of(layer: Any, factor: Literal["A", "B"], name: str) -> Tensor:
+    """A, ``(r, in)``, or B, ``(out, r)``, of an adapted layer, without gradient; those of a convolution have its kernel, too."""
+    embeds = name in layer.lora_embedding_A
+    found = getattr(layer, f"lora_embedding_{factor}")[name] if embeds else getattr(layer, f"lora_{factor}")[name].weight
+    return cast(Tensor, found.detach())
 
 
 def adaptable(network: nn.Module, heads: Collection[str] = ()) -> dict[str, nn.Module]:

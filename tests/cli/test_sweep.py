@@ -27,7 +27,7 @@ from lightning_fed.cli.dry_run import check_start, errors_of, read
 from lightning_fed.data import IID, InMemory
 from lightning_fed.experiments.report import load_clients, load_runs
 from lightning_fed.experiments.sweep import processes
-from lightning_fed.experiments.sweep.folder import CellFolder
+from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
 from lightning_fed.experiments.sweep.plan import Cell, arguments
 from lightning_fed.experiments.sweep.settings import Settings, flat, plain, read_yaml
 from lightning_fed.experiments.sweep.sweep_file import read_sweep
@@ -137,6 +137,23 @@ def test_every_run_that_was_played_otherwise_is_named(capfd: pytest.CaptureFixtu
         assert line.startswith(f"lightning-fed: error: FedAvg/seed_{seed}: It was run with federation.participation = 0.5")
 
 
+@pytest.mark.usefixtures("no_run")
+def test_a_finished_run_of_other_data_is_refused_before_more_are_run(capsys: pytest.CaptureFixture[str]) -> None:
+    cell = CellFolder(Path("compared/FedAvg/seed_3"))
+    run = cell.path / "version_0"
+    run.mkdir(parents=True)
+    cell.record(CellRecord("finished"))
+    (run / "metrics.csv").write_text("round\n1\n")
+    (run / "config.yaml").write_text(yaml.safe_dump(read("FedAvg", ["fit", "--config=base.yaml", "--seed_everything=3"])))
+    (run / "run.json").write_text(json.dumps({"data": "0123abcd"}))
+    check = partial(sweep, "--dry_run", methods={"FedAvg": {}}, seeds=[4, 3])
+    said = refused(capsys, start=check)
+    [now] = re.findall(r"FedAvg/seed_3: It was run with other data \(checksum 0123abcd, now (\w+)\): give the sweep", said)
+    for facts in ({"data": now}, {}):  # earlier versions did not write it
+        (run / "run.json").write_text(json.dumps(facts))
+        check()
+
+
 WRONG: dict[str, tuple[dict[str, object], str]] = {
     "accelerator": ({"trainer.accelerator": "gpus"}, "trainer.accelerator is 'gpus', with which"),
     "backbones": ({"model.init_args.backbone": ["CNN1", "CNN5"]}, "FedAvg got 2 different backbones"),
@@ -189,7 +206,7 @@ def test_a_sweep_without_its_base_is_refused(capsys: pytest.CaptureFixture[str])
 @pytest.mark.usefixtures("no_run")
 def test_a_dry_run_prints_commands_and_plays_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     tried = list[str]()
-    monkeypatch.setattr(dry_run, "check_start", lambda name, args, tuned: tried.append(name) or check_start(name, args))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(dry_run, "check_start", lambda name, args, **_: tried.append(name) or check_start(name, args))  # type: ignore[func-returns-value]
     sweep("--dry_run", grid={"data.init_args.partition.init_args.alpha": [0.1, 5]}, seeds=[3, 4, 5])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "# 0 alpha=0.1/FedAvg/seed_3: waiting"
@@ -270,7 +287,7 @@ TUNING: dict[str, object] = {
 def tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small program stands for a run, and nothing is checked before."""
     for check in ("check_start", "read"):
-        monkeypatch.setattr(dry_run, check, lambda name, args, tuned=False: {"federation.rounds": 1})
+        monkeypatch.setattr(dry_run, check, lambda name, args, **_: {"federation.rounds": 1})
     Path("run.py").write_text(TUNED)
     monkeypatch.setattr(processes, "PROGRAM", (sys.executable, "-S", str(Path("run.py").absolute())))
 

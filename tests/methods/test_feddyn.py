@@ -16,7 +16,6 @@ from torch.nn.functional import cross_entropy
 from lightning_fed.core.server import UPDATE
 from lightning_fed.data import IID
 from lightning_fed.engines.turn_loop import QUIET
-from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedDyn, FedProx
 from lightning_fed.methods.feddyn import DynamicUpdate
@@ -173,11 +172,6 @@ def end(method: type[FedDyn], rounds: int = 20) -> float:
 def test_it_finds_the_optimum_of_the_mean_and_a_known_mistake_does_not() -> None:
     assert end(Bowl) == pytest.approx(2.5, abs=5e-3)
     assert abs(end(OtherSign, rounds=10) - 2.5) > 1
-
-
-def test_unequal_weights_are_refused() -> None:
-    with pytest.raises(FederationError, match=r"FedDyn averages with equal weights.*got weighting='examples': leave weighting out"):
-        FedDyn(Net, CLASSES, weighting="examples")
 
 
 def test_the_update_is_by_all_clients_and_not_by_participants() -> None:

@@ -18,6 +18,7 @@ from tiny_adapters import (
     fit,
     mean_of,
     method_of,
+    network,
     of_factor,
     of_size,
     one_batch,
@@ -28,6 +29,7 @@ from tiny_adapters import (
 from lightning_fed.core import ClientUpdate
 from lightning_fed.engines import Processes
 from lightning_fed.methods import CentralizedLoRA, FFALoRA, HOMLoRA
+from lightning_fed.models.adapters import COMMON
 from lightning_fed.tensors import State
 
 
@@ -131,3 +133,11 @@ def test_only_a_head_and_b_have_moments() -> None:
     assert A not in learning
     assert sum(p.numel() for p in phase.parameters) == 3 * 2 * WIDTH + HEAD
     assert method.num_classes == CLASSES
+
+
+def test_a_is_single_precision_on_a_half_precision_network() -> None:
+    """It learns nothing, but multiplies what does; and the sum with the weights can be written."""
+    module = method_of(FFALoRA, backbone=lambda num_classes: network(num_classes).bfloat16())
+    module.configure_model()
+    assert {tensor.dtype for tensor in module.adapter(COMMON).values()} == {torch.float32}
+    assert len(module.effective_weights()) == 2

@@ -15,6 +15,7 @@ from tiny import (
     CLASSES,
     NO_DROPOUT,
     Recording,
+    new_data,
     new_federation,
     new_method,
     new_texts,
@@ -22,6 +23,7 @@ from tiny import (
     private_states,
     same,
     tiny_transformer,
+    tiny_vit,
 )
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -423,3 +425,33 @@ def test_a_revision_on_the_hub_is_asked_for_as_such(monkeypatch: pytest.MonkeyPa
 def test_a_network_needs_a_name_or_a_config(options: dict[str, Any]) -> None:
     with pytest.raises(FederationError, match=r"TransformerClassifier got name=.* and config=.*: give exactly one"):
         TransformerClassifier(CLASSES, **options)
+
+
+@pytest.mark.parametrize("name", ["HOMLoRA", "FedSALoRA", "RoLoRA", "PF2LoRA"])
+def test_embeddings_are_adapted(name: str) -> None:
+    """The adapter of an embedding is shared or private as any other, and measured."""
+    federation = new_federation(2)
+    federation.fit(new_method(name, target_modules=["word_embeddings", "query"]), new_texts(2, 40))
+    sent = {name for name in federation.run.server.state if "word_embeddings.lora_embedding" in name}
+    assert sent
+    assert all(name.endswith(f"_A.{COMMON}") or name.endswith(f"_B.{COMMON}") for name in sent)
+    module = federation.client_module(0)
+    assert isinstance(module, LoRAModule)
+    assert any("word_embeddings" in layer for layer in module.adapter_ranks())
+    kept = {name.partition("lora_embedding_")[2] for name in private_states(federation)[0] if not name.startswith(MOMENTS)}
+    assert {"A.client", "B.client"} <= kept if name == "PF2LoRA" else f"B.{COMMON}" in kept if name == "FedSALoRA" else True
+
+
+def test_convolutions_are_adapted() -> None:
+    federation = new_federation(1)
+    federation.fit(new_method("HOMLoRA", backbone=tiny_vit, target_modules=["projection", "q_proj"]), new_data(2, 40))
+    assert any("projection.lora_A" in name for name in federation.run.server.state)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("FFALoRA", "is an embedding, whose A is zero"), ("HETLoRA", "is a Embedding, but HETLoRA adapts linear layers")],
+)
+def test_methods_that_cannot_adapt_embeddings_say_so(name: str, why: str) -> None:
+    with pytest.raises(FederationError, match=why):
+        new_federation(1).fit(new_method(name, target_modules=["word_embeddings"]), new_texts(2, 40))

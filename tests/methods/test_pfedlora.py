@@ -309,3 +309,9 @@ def test_an_unknown_cut_is_refused() -> None:
 def test_a_cut_of_different_widths_is_refused() -> None:
     with pytest.raises(FederationError, match=r"Client 1's network, WideNet, is 7 wide at 'fc1', but that of client 0, Net, is 5"):
         fit(PFedLoRA(HETEROGENEOUS, CLASSES, cut="fc1"))
+
+
+def test_the_adapter_trains_as_long_as_the_network_and_keeps_its_moments_too() -> None:
+    module = PFedLoRA(Net, CLASSES, steps=3, persistent=True)
+    module.configure_model()
+    assert [(phase.steps, phase.epochs, phase.persistent) for phase in module.phases()] == [(3, None, True)] * 2

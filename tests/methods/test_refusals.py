@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from tiny import new_method
+from tiny import data_for, new_federation, new_method
 
 from lightning_fed.errors import FederationError
 
@@ -48,3 +48,11 @@ def test_what_cannot_be_is_refused(name: str, options: dict[str, Any], message: 
 
 def test_without_the_mask_any_task_will_do() -> None:
     assert new_method("FedHM", task="regression", masked=False).task.name == "regression"
+
+
+@pytest.mark.parametrize(
+    ("name", "weighting"), [("DSFL", "uniform"), *((name, "examples") for name in ("FedDyn", "FedHM", "FedKD", "HETLoRA"))]
+)
+def test_a_weighting_that_is_not_the_servers_is_refused(name: str, weighting: str) -> None:
+    with pytest.raises(FederationError, match=f"{name}'s server has weighting=.* but got weighting='{weighting}'"):
+        new_federation(1).dry_run(new_method(name, weighting=weighting), data_for(name))

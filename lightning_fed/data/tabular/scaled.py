@@ -1,6 +1,6 @@
 """Numeric columns, standardized and imputed with statistics of training rows."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 from zlib import crc32
@@ -31,9 +31,9 @@ class ScaledColumns(FederatedDataModule):
     centered.
 
     Args:
-        standardize: training rows that give the statistics: each ``client``'s own; those of ``all``, which a client of a real
-            federation does not see; or ``none``. With ``client`` the pooled data, which the server evaluates on and centralized
-            methods train on, are standardized over the rows of all clients, as in FLamby.
+        standardize: training rows that give the statistics: each ``client``'s own, or those of all clients if it has none; those of
+            ``all``, which a client of a real federation does not see; or ``none``. With ``client`` the pooled data, which the
+            server evaluates on and centralized methods train on, are standardized over the rows of all clients, as in FLamby.
         standardized: names of the columns to standardize. None: all.
         impute: replacement of missing numbers: the ``mean`` or the ``median`` of the column over the same training rows; over those
             of all clients if the client has none or nothing is standardized. ``none``: missing numbers are refused.
@@ -73,9 +73,24 @@ class ScaledColumns(FederatedDataModule):
         own = everybody.clone()
         for split in splits:
             places = torch.from_numpy(np.concatenate(split))
-            own[places] = self._finished(rows[places], rows[torch.from_numpy(split.train)], train)
+            own_train = rows[torch.from_numpy(split.train)]
+            own[places] = self._finished(rows[places], own_train if len(own_train) else train, train)
         self._of_all = _with_rows(inputs, everybody)
         return _with_rows(inputs, own)
+
+    def set_aside(self, unseen: Collection[int]) -> None:
+        """See :class:`FederatedDataModule`.
+
+        Raises:
+            FederationError: if these clients would have a part in the scale or the imputed values of those that train.
+        """
+        of_all = self.standardize == "all" or (self.impute != "none" and self.standardize == "none")
+        require(
+            not unseen or not of_all,
+            f"Got standardize={self.standardize} and impute={self.impute} with unseen clients, whose training examples would count "
+            "in the statistics: set standardize to client, or leave the unseen clients' files out.",
+        )
+        super().set_aside(unseen)
 
     def pooled(self) -> ClientDataModule:
         data = super().pooled()

@@ -229,8 +229,8 @@ def power(mean: float, of: Components, partitions: int, seeds: int) -> float:
         if math.isnan(of.training):
             away = np.minimum(abs(mean) / np.sqrt(of.partition / P), 30.0)  # beyond, SciPy's distribution fails, and power is 1
             critical = stats.t.ppf((1 + CONFIDENCE) / 2, P - 1)
-            wrong_side = np.nan_to_num(stats.nct.cdf(-critical, P - 1, away))  # NaN in SciPy where it is next to nothing
-            return float(stats.nct.sf(critical, P - 1, away) + wrong_side)
+            sides = stats.nct.sf(critical, P - 1, away), stats.nct.cdf(-critical, P - 1, away)
+            return float(np.nan_to_num(sides).sum())  # NaN in SciPy where it is next to nothing
         ms_p, ms_t = of.rest + T * max(of.partition, 0.0), of.rest + P * max(of.training, 0.0)
         rng = np.random.default_rng(0)
         drawn_p, drawn_t, drawn_e = (rng.chisquare(df, SIMULATED) / df for df in (P - 1, T - 1, (P - 1) * (T - 1)))

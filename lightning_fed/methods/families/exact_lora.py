@@ -1,6 +1,6 @@
 r"""Federated LoRA whose server merges the products of the factors, :math:`\sum_k p_k s_k B_k A_k`, instead of each factor."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -17,12 +17,13 @@ from lightning_fed.core import (
     Combine,
     FederationError,
     Server,
+    ServerOptimizer,
     State,
     WeightedMean,
     check_fits,
 )
 from lightning_fed.methods.families.lora import LoRAModule
-from lightning_fed.models.adapters import COMMON, adapted_layers
+from lightning_fed.models.adapters import COMMON
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.low_rank_sums import stacked
 from lightning_fed.nn.sparse_change import Change
@@ -170,21 +171,14 @@ class ExactLoRA(LoRAModule):
 
     def attach(self) -> None:
         """Add the adapter, and a buffer for the change of each matrix."""
-        from peft.tuners.lora import Linear
-
         self.scaling = self.matrices.scaling(self.rank())
         super().attach()
-        layers = adapted_layers(self.backbone)
-        for name, layer in layers.items():
-            if not isinstance(layer, Linear):
-                kind = type(layer.get_base_layer()).__name__
-                raise FederationError(
-                    f"backbone.{name} is a {kind}, but {type(self).__name__} adapts linear layers: name such in target_modules."
-                )
-            if self.has_changes:
+        layers = self.linear_layers()
+        if self.has_changes:
+            for layer in layers.values():
                 base: Any = layer.get_base_layer()
                 register_parametrization(base, "weight", Change(base.weight))
-        shapes = {f"backbone.{name}": (layer.out_features, layer.in_features) for name, layer in layers.items()}
+        shapes = {name: (layer.out_features, layer.in_features) for name, layer in layers.items()}
         self.matrices = replace(self.matrices, shapes=shapes)
 
     def load_payload(self, payload: State) -> None:
@@ -229,6 +223,13 @@ class ExactServer(Server):
         self.matrices = method.matrices
         self.ranks = method.rank_of(clients)
         self.like = {name: torch.empty_like(tensor, device="meta") for name, tensor in self.state.items()}  # what clients train
+
+    def optimize_with(self, optimizer: ServerOptimizer, parameters: Collection[str], method: str) -> None:
+        """Refuse: the merged products fit the factors that were sent, and no others."""
+        raise FederationError(
+            f"{method} got server_optimizer={type(optimizer).__name__}, but its server merges the products of the factors exactly, "
+            "which a step of the factors would not: leave server_optimizer out, or choose another method, such as HOMLoRA."
+        )
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """The client's ranks of the adapter, and all changes so far, also for a client that joins late."""

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lightning_fed.core import RANK, State
+from lightning_fed.core import RANK, FederationError, State
 from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.models.adapter_files import merged_weights, save_adapter, save_merged
-from lightning_fed.models.adapters import COMMON, Adapters, adapted_layers
+from lightning_fed.models.adapters import COMMON, Adapters, adapted_layers, adapter_names, factor_of
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.rank import effective_rank
 from lightning_fed.options import ClosedUnitInterval, PositiveFloat, PositiveInt
@@ -75,7 +75,25 @@ class LoRAModule(AdapterModule):
 
     def adapter(self, name: str) -> dict[str, nn.Parameter]:
         """Parameters of an adapter by their names in the state dict."""
-        return {key: p for key, p in self.named_parameters() if f".lora_A.{name}." in key or f".lora_B.{name}." in key}
+        own = {f"backbone.{key}" for key in adapter_names(self.backbone, "A", name) | adapter_names(self.backbone, "B", name)}
+        return {key: p for key, p in self.named_parameters() if key in own}
+
+    def linear_layers(self) -> dict[str, Any]:
+        """The adapted layers by name, for methods that are defined for linear layers.
+
+        Raises:
+            FederationError: if another layer is adapted.
+        """
+        from peft.tuners.lora import Linear
+
+        layers = adapted_layers(self)
+        for name, layer in layers.items():
+            if not isinstance(layer, Linear):
+                kind = type(layer.get_base_layer()).__name__
+                raise FederationError(
+                    f"{name} is a {kind}, but {type(self).__name__} adapts linear layers: name such in target_modules."
+                )
+        return layers
 
     def shared_names(self) -> set[str]:
         """The common adapter and, if it is trained, the head."""
@@ -107,7 +125,7 @@ class LoRAModule(AdapterModule):
     def adapter_ranks(self) -> dict[str, int]:
         """The :func:`lightning_fed.nn.rank.effective_rank` of the sum of all adapters' products, by name of the layer."""
         return {
-            name: effective_rank(side_by_side(layer, "lora_B", active), side_by_side(layer, "lora_A", active))
+            name: effective_rank(side_by_side(layer, "B", active), side_by_side(layer, "A", active))
             for name, layer in adapted_layers(self).items()
             if (active := layer.active_adapters)
         }
@@ -122,6 +140,9 @@ class LoRAModule(AdapterModule):
         return list(layer.active_adapters) if layer is not None and private else [COMMON]
 
 
-def side_by_side(layer: Any, factor: str, adapters: Iterable[str]) -> Tensor:
-    """Concatenated A ``(r, in)`` or B ``(out, r)`` of a layer's adapters that act together; r is the sum of their ranks."""
-    return torch.cat([getattr(layer, factor)[adapter].weight.detach() for adapter in adapters], dim=int(factor == "lora_B"))
+def side_by_side(layer: Any, factor: Literal["A", "B"], adapters: Iterable[str]) -> Tensor:
+    """Concatenated A ``(r, in)`` or B ``(out, r)`` of a layer's adapters that act together; r is the sum of their ranks, and ``in``
+    includes the kernel of a convolution.
+    """
+    factors = (factor_of(layer, factor, adapter).flatten(1) for adapter in adapters)
+    return torch.cat([*factors], dim=int(factor == "B"))

@@ -78,6 +78,7 @@ def _write(folder: Path, module: FederatedModule, private: bool, merged: bool) -
             save_merged(folder, network, module.without_adapters(), merged_weights(network))
         else:
             save_adapter(folder, network, module.without_adapters())
+        write_safetensors(folder, module, private, network=False)
     elif merged:
         which = "server has a part of a network" if module.networks.adapters else "networks have no adapters"
         raise FederationError(f"{type(module).__name__}'s {which}, so that nothing can be merged: export without merged.")
@@ -86,12 +87,13 @@ def _write(folder: Path, module: FederatedModule, private: bool, merged: bool) -
 
 
 def _with_adapters(module: FederatedModule, private: bool) -> Any:
-    """The network with adapters to write; None if the export is something else, or a part of one."""
+    """The network with adapters to write; None if the export has none, or a part of one."""
     state = module.export_state(private)
-    if not module.networks.adapters or state.keys() != {f"backbone.{name}" for name in module.backbone.state_dict()}:
+    names = list(module.backbone.state_dict())
+    if not module.networks.adapters or not state.keys() >= {f"backbone.{name}" for name in names}:
         return None
     network = copy_learning(module.backbone)
-    network.load_state_dict({name.removeprefix("backbone."): tensor for name, tensor in state.items()})
+    network.load_state_dict({name: state[f"backbone.{name}"] for name in names})
     return network
 
 

@@ -12,7 +12,7 @@ from lightning_fed.models.factory import NETWORK
 from lightning_fed.tensors import State
 
 
-def write_safetensors(folder: Path, module: FederatedModule, private: bool = True) -> None:
+def write_safetensors(folder: Path, module: FederatedModule, private: bool = True, network: bool = True) -> None:
     """Write what :meth:`.SharedStateMixin.export_state` returns, a file for each part.
 
     ``model.safetensors`` is the network, with the names that its tensors have in it; other parts (an adapter, a second head) have
@@ -23,6 +23,7 @@ def write_safetensors(folder: Path, module: FederatedModule, private: bool = Tru
         folder: folder to write to.
         module: the model.
         private: True: with the client's private part. False: the shared part only, which the server has.
+        network: False: the other parts only.
 
     Raises:
         FederationError: if the shared part is requested, but nothing is shared.
@@ -37,6 +38,8 @@ def write_safetensors(folder: Path, module: FederatedModule, private: bool = Tru
             rest = rest.removeprefix(NETWORK)
         part = "model" if part == "backbone" else part
         parts.setdefault(part if rest else "module", {})[rest or name] = tensor.detach().cpu().contiguous()
+    if not network:
+        parts.pop("model", None)
     folder.mkdir(parents=True, exist_ok=True)
     whole = (private or module.shares_whole_model) and not module.frozen_names
     if "model" in parts and whole and (library := _of_transformers(module)) is not None:

@@ -85,6 +85,26 @@ def test_what_is_tested_on_says_nothing_about_a_scale() -> None:
     assert torch.equal(rows(table(standardize="all"), 0, 0), before)
 
 
+@pytest.mark.parametrize("options", [{"standardize": "all", "impute": "none"}, {"standardize": "all"}, {"standardize": "none"}])
+def test_clients_that_are_not_seen_set_no_scale(options: dict[str, Any]) -> None:
+    write()
+    data = table(**options)
+    data.set_aside([])
+    with pytest.raises(FederationError, match="with unseen clients, whose training examples would count in the statistics"):
+        data.set_aside([1])
+    for fine in ({"standardize": "client"}, {"impute": "none"}):
+        table(**fine).set_aside([1])
+
+
+@pytest.mark.parametrize("impute", ["none", "mean"])
+def test_a_client_without_training_rows_has_the_scale_of_all(impute: str) -> None:
+    write(west=["45,1,150,no,test", "60,2,170,yes,test"])
+    given: dict[str, Any] = {"impute": impute, "input": ["age"], "categorical": None}
+    found = rows(table(standardize="client", **given), 2, 2)
+    assert torch.equal(found, rows(table(standardize="all", **given), 2, 2))
+    assert found.isfinite().all()
+
+
 def test_categories_that_are_named_are_the_same_everywhere() -> None:
     write()
     data = table(categorical={"pain": ["3", "2", "1", "4"]}, input=["pain"])

@@ -153,6 +153,8 @@ def test_so_many_partitions_separate_in_four_of_five_sweeps(mean: float, truth: 
 
 def test_what_no_number_of_partitions_separates() -> None:
     assert partitions_needed(0.0, Components(1.0, math.nan, math.nan), 1) is None
+    assert partitions_needed(0.0, Components(0.0, math.nan, math.nan), 1) is None
+    assert partitions_needed(0.0, Components(0.0, 0.0, 0.0), 3) is None
     assert partitions_needed(0.1, Components(0.0, 1.0, 0.1), 3) is None  # it takes more training seeds
     assert partitions_needed(100.0, Components(1.0, math.nan, math.nan), 1) == 2
     assert partitions_needed(65.1, Components(5.6**2, math.nan, math.nan), 1) == 2  # where SciPy has no number for the other tail

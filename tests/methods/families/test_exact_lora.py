@@ -14,7 +14,7 @@ from tiny_adapters import HEAD, LAYER, LAYERS, WIDTH, A, B, fit, method_of, netw
 from tiny_texts import TINY_GPT2
 from torch import Tensor
 
-from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, State
+from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, ServerSGD, State
 from lightning_fed.data import InMemory
 from lightning_fed.methods import FedExLoRA, FedSALoRA, FFALoRA, FlexLoRA, FLoRA, HOMLoRA, RoLoRA
 from lightning_fed.methods.families.exact_lora import LEFT, RIGHT, WHOLE, ExactLoRA, ExactServer
@@ -334,3 +334,12 @@ def test_a_new_adapter_adds_nothing_to_the_network(tmp_path: Path) -> None:
     assert of_factor(dict(module.state_dict()), "A")[A].any()
     assert torch.equal(module(inputs), merged(inputs))
     assert not same(dict(merged.state_dict()), dict(module.networks.frozen[0].load(CLASSES).state_dict()))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_server_optimizer_is_refused(method: type[ExactLoRA]) -> None:
+    """It would step the factors, and what was merged for others would stay."""
+    module = method_of(method, server_optimizer=ServerSGD(0.5))
+    module.configure_model()
+    with pytest.raises(FederationError, match=f"{method.__name__} got server_optimizer=ServerSGD.*merges the products"):
+        module.new_server(infos([1, 2]))

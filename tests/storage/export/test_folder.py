@@ -96,13 +96,19 @@ ON_ADAPTERS = [
     )
     for client in (None, 1)
     for merged in (False, True)
-]
+] + [("PFedLoRA", NoisyNet, 1, merged) for merged in (False, True)]
 
 
 @pytest.mark.parametrize(
     ("method", "network", "client", "merged"),
     mostly_slow(
-        ON_ADAPTERS, [("Ditto", tiny_transformer, 1, False), ("FedAvg", NoisyNet, None, True), ("FedAvg", NoisyNet, 1, False)]
+        ON_ADAPTERS,
+        [
+            ("Ditto", tiny_transformer, 1, False),
+            ("FedAvg", NoisyNet, None, True),
+            ("FedAvg", NoisyNet, 1, False),
+            ("PFedLoRA", NoisyNet, 1, False),
+        ],
     ),
 )
 def test_any_method_on_adapters_exports_them_with_the_same_logits(
@@ -118,6 +124,7 @@ def test_any_method_on_adapters_exports_them_with_the_same_logits(
     predicts = module.backbone if client is None else module.predictor
     inputs = data.client(1).data[torch.arange(20)][0]
     plain: Any = inside(pretrained)
+    assert Path("exported/adapter.safetensors").exists() == (method == "PFedLoRA")  # what it has beside its network
     if not merged:
         loaded = PeftModel.from_pretrained(copy.deepcopy(plain), "exported").eval()
     elif hasattr(plain, "save_pretrained"):
