@@ -132,6 +132,11 @@ class CSVFiles(ScaledColumns, TableData):
         owner = self.partition.column if isinstance(self.partition, ByColumn) else None
         other_use = {*self.target, self.split_column, owner}
         names = self.input or [name for name in header if name not in other_use]
+        require(
+            "" not in names or self.input is not None,
+            f"{files[0]} has a column without a name, as pandas writes the numbers of rows, which would be an input: take it out "
+            "(to_csv with index=False), or name the columns to use with --data.init_args.input.",
+        )
         for name in header:
             if name in other_use or name not in names:  # blanks around a number do not matter, around a name they would
                 columns[name] = np.char.strip(columns[name])
