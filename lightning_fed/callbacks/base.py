@@ -1,7 +1,7 @@
 """Hooks into the rounds of a run."""
 
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
@@ -22,6 +22,7 @@ class RunView(Protocol):
         rounds: number of rounds.
         seed: the run's seed.
         method: name of the method.
+        identity: what must agree when the run is continued: its method, seed, number of clients, and the checksum of its data.
         metric: name of the monitored metric.
         target: target of the monitored metric; None: there is none.
         evaluate_every: number of rounds between evaluations of the clients; 0: only after the last one.
@@ -42,6 +43,7 @@ class RunView(Protocol):
     rounds: int
     seed: int
     method: str
+    identity: dict[str, Any]
     metric: str
     target: float | None
     evaluate_every: int

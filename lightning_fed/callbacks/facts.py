@@ -27,7 +27,7 @@ class RunFacts(FederationCallback):
             "method": run.method,
             "seed": int(run.seed),
             "partition_seed": int(data.partition_seed),
-            "data": data.fingerprint(),
+            "data": run.identity["data"],
             "natural_clients": not data.at_hand or (data.partition.is_natural and data.given_num_clients is None),
             "rounds": int(run.rounds),
             "monitor": run.monitored("test"),
