@@ -129,7 +129,8 @@ def _plain_kernels(module: nn.Module) -> Iterator[None]:
     for layer in module.modules():
         if isinstance(layer, Transformer):
             layer.counts_flops = True
-            layer.network.set_experts_implementation("eager")
+            if hasattr(layer.network, "set_experts_implementation"):
+                layer.network.set_experts_implementation("eager")
     backends: Any = torch.backends  # its type hints say that these flags are read-only
     before = backends.mha.get_fastpath_enabled(), backends.mkldnn.enabled, backends.cudnn.enabled
     try:

@@ -31,7 +31,7 @@ def found(given: Path | str, ending: str = "") -> Path:
     path, files = Path(given), shipped()
     if path.is_file():
         return path
-    if path.is_dir():
+    if str(given) and path.is_dir():
         raise FederationError(f"{given} is a folder: give a file, or one of the names that lightning-fed configs lists.")
     name = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
     for candidate in (name,) if path.suffix == ".yaml" else (f"{name}{ending}", name):

@@ -115,7 +115,7 @@ class CellFolder:
             return "finished"  # it is never run again
         try:
             descriptor = os.open(self.path / ".lock", os.O_RDONLY)  # it may be another user's
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return result.status if result else "waiting"
         try:
             if not self._taken(descriptor, shared=True):
