@@ -82,12 +82,12 @@ class FlopMeter(L.Callback):
         return total
 
 
-def countable_on_meta(module: FederatedModule) -> bool:
+def countable_without_values(module: FederatedModule) -> bool:
     """Whether a step can be counted without values: not if the method or a user's network may read them, or if weights are
     quantised.
     """
     quantised = any(not parameter.is_floating_point() for parameter in module.parameters())
-    return module.flops_on_meta and not quantised and not any(isinstance(layer, Wrapped) for layer in module.modules())
+    return module.flops_without_values and not quantised and not any(isinstance(layer, Wrapped) for layer in module.modules())
 
 
 def _shapes(batch: Any) -> tuple[Any, ...]:
@@ -98,7 +98,7 @@ def _shapes(batch: Any) -> tuple[Any, ...]:
 def _count(module: FederatedModule, batch: Any, step: Callable[[FederatedModule, Any], Any], most: float) -> int:
     """FLOPs of one step."""
     small = sum(parameter.numel() for parameter in module.parameters()) <= most
-    without_values = countable_on_meta(module)
+    without_values = countable_without_values(module)
     # A first step computes what is cached once per phase, which no step counts. With large transformers it would take seconds.
     warm = small or (without_values and not any(isinstance(layer, Transformer) for layer in module.modules()))
     if without_values and not small:

@@ -101,7 +101,7 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
     refuses_adapters = ""
     """Why the method's networks take no ``adapters``, as the rest of a sentence. Empty: they take them."""
 
-    flops_on_meta = True
+    flops_without_values = True
     """Whether a step can be counted on tensors without values; False if the method reads values."""
 
     centralized = False

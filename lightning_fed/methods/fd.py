@@ -7,8 +7,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax, one_hot
 
-from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, PersonalServer, Server, State
-from lightning_fed.core.class_rows import pack_rows, unpack_rows
+from lightning_fed.core import (
+    Broadcast,
+    ClientInfo,
+    ClientUpdate,
+    FederationError,
+    PersonalServer,
+    Server,
+    State,
+    pack_rows,
+    unpack_rows,
+)
 from lightning_fed.methods.families.class_rows import ClassRowsModule, ClassRowsServer
 from lightning_fed.models import Backbones
 from lightning_fed.options import NonNegativeFloat, PositiveInt

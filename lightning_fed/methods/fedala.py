@@ -42,7 +42,7 @@ class FedALA(WholeServerModule):
     """
 
     beside_the_model = ("last.", "weights.", "turns")
-    flops_on_meta = False  # the phases of a turn depend on the number of earlier turns
+    flops_without_values = False  # the phases of a turn depend on the number of earlier turns
 
     turns: Tensor
     """How many the client has ended."""

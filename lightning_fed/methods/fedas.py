@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fed.core import ClientInfo, Phase, Server, State, WeightedMean, widened
-from lightning_fed.core.class_rows import class_means, class_sums
+from lightning_fed.core import ClientInfo, Phase, Server, State, WeightedMean, class_means, class_sums, widened
 from lightning_fed.errors import require
 from lightning_fed.methods.fedper import FedPer
 from lightning_fed.models import Backbones
@@ -44,7 +43,7 @@ class FedAS(FedPer):
     """
 
     needs_classes = "its clients keep the mean features of classes: use FedPer."
-    flops_on_meta = False  # the phases of a turn depend on whether it is the first
+    flops_without_values = False  # the phases of a turn depend on whether it is the first
 
     class_means: Tensor
     """:math:`m_k^c`, ``(C, D)``; 0 where the client has no example."""

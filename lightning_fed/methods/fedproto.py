@@ -7,8 +7,20 @@ import torch
 from torch import Tensor
 from torchmetrics import MetricCollection
 
-from lightning_fed.core import Broadcast, ClientInfo, EntryMean, FederationError, Server, State, one_per_architecture, widened
-from lightning_fed.core.class_rows import class_means, class_sums, pack_rows, unpack_rows
+from lightning_fed.core import (
+    Broadcast,
+    ClientInfo,
+    EntryMean,
+    FederationError,
+    Server,
+    State,
+    class_means,
+    class_sums,
+    one_per_architecture,
+    pack_rows,
+    unpack_rows,
+    widened,
+)
 from lightning_fed.methods.families.class_rows import ClassRowsModule, ClassRowsServer
 from lightning_fed.models import Backbones
 from lightning_fed.models.factory import name_of

@@ -70,7 +70,7 @@ class PFedGate(KeepsGlobalParameters):
     refuses_adapters = "it gates the network's own weights"
 
     accumulates = False  # a gate's output belongs to one batch
-    flops_on_meta = False  # the kept blocks depend on values
+    flops_without_values = False  # the kept blocks depend on values
     dynamic_payload = True
 
     def __init__(

@@ -348,12 +348,12 @@ class ServerStates(FederationCallback):
 
 
 def steps_cost_as_much_without_values(subject: Subject, folder: Path) -> None:
-    """The FLOPs of large networks are counted so. A method that reads tensor values must set ``flops_on_meta = False``."""
-    if subject.make().flops_on_meta:
+    """The FLOPs of large networks are counted so. A method that reads tensor values must set ``flops_without_values = False``."""
+    if subject.make().flops_without_values:
         data, engines = subject.data(num_clients=2, size=40), (Counting(small=0), Counting(small=math.inf))
         costs = [new_federation(1, engine=engine).fit(subject.make(), data)[0]["compute/flops"] for engine in engines]
         assert costs[0] == costs[1], (
-            f"A round costs {costs[0]:.0f} FLOPs without values and {costs[1]:.0f} with them: say flops_on_meta = False."
+            f"A round costs {costs[0]:.0f} FLOPs without values and {costs[1]:.0f} with them: say flops_without_values = False."
         )
 
 

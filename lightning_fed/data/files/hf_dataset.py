@@ -43,8 +43,8 @@ class DatasetImages(LazyImages):
             images = part.column(0).combine_chunks()
             sizes = compute.binary_length(images.field("bytes")).to_pylist()
             paths = images.field("path").to_pylist()  # images without bytes stayed in their files
-            told = [Path(path).stat().st_size if size is None else size for size, path in zip(sizes, paths, strict=True)]
-            start = crc32(str(told).encode(), start)
+            bytes_of = [Path(path).stat().st_size if size is None else size for size, path in zip(sizes, paths, strict=True)]
+            start = crc32(str(bytes_of).encode(), start)
         return start
 
 

@@ -81,8 +81,8 @@ def _joined(fields: Mapping[str, Any], names: list[str] | str, where: str) -> st
 
 
 def _messages(given: Any, name: str, where: str) -> list[Message]:
-    told = f"{where} has the {name} {str(given)[:60]!r}: expected a list of role and content"
-    require(isinstance(given, list), f"{told}{', or two texts' if name in ('prompt', 'completion') else ''}.")
+    got = f"{where} has the {name} {str(given)[:60]!r}: expected a list of role and content"
+    require(isinstance(given, list), f"{got}{', or two texts' if name in ('prompt', 'completion') else ''}.")
     return [_message(one, where) for one in given]
 
 
@@ -97,13 +97,13 @@ def _message(given: Any, where: str) -> Message:
 def _checked(messages: list[Message], where: str) -> Conversation:
     """Raises :class:`FederationError` unless messages begin with a question, alternate, and end with an answer."""
     roles = [str(message["role"]) for message in messages]
-    told = f"{where} has {'the roles ' + ', '.join(roles) if roles else 'no messages'}"
+    got = f"{where} has {'the roles ' + ', '.join(roles) if roles else 'no messages'}"
     turns = roles[1:] if roles[:1] and roles[0] in SYSTEM else roles
-    require("assistant" in turns and turns[-1] == "assistant", f"{told}: it ends without an answer, which the assistant gives.")
-    require(turns[0] == "user", f"{told}: expected the user first, or after a system message.")
+    require("assistant" in turns and turns[-1] == "assistant", f"{got}: it ends without an answer, which the assistant gives.")
+    require(turns[0] == "user", f"{got}: expected the user first, or after a system message.")
     for before, after in pairwise(turns):
         fits = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("assistant", "tool")}.get(before, ())
-        require(after in fits, f"{told}: after {before} comes {after}, expected {' or '.join(fits) or 'user, assistant or tool'}.")
+        require(after in fits, f"{got}: after {before} comes {after}, expected {' or '.join(fits) or 'user, assistant or tool'}.")
     for message in messages:
         if message["role"] != "assistant":
             require("content" in message, f"{where} has a message of the {message['role']} without content: fill it in.")

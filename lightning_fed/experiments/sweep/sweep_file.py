@@ -58,8 +58,8 @@ def read_sweep(path: Path) -> Sweep:
     if not _is_whole(sweep.threads) or sweep.threads < 1:
         raise FederationError(f"{path}: threads is {sweep.threads!r}: give a number of torch threads, at least 1.")
     _refuse_conflicts(path, sweep)
-    told = [(entry.method, entry.setting) for entry in sweep.published]
-    if doubles := [method for method, setting in told if told.count((method, setting)) > 1]:
+    rows = [(entry.method, entry.setting) for entry in sweep.published]
+    if doubles := [method for method, setting in rows if rows.count((method, setting)) > 1]:
         raise FederationError(f"{path}: published has several entries for {doubles[0]!r}, expected one for each row: leave one.")
     return sweep
 

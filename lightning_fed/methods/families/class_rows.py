@@ -3,8 +3,18 @@
 import torch
 from torch import Tensor
 
-from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederatedModule, Server, State, check_fits
-from lightning_fed.core.class_rows import check_counts, expected_rows, unpack_rows
+from lightning_fed.core import (
+    Broadcast,
+    ClientInfo,
+    ClientUpdate,
+    FederatedModule,
+    Server,
+    State,
+    check_counts,
+    check_fits,
+    expected_rows,
+    unpack_rows,
+)
 
 
 class ClassRowsModule(FederatedModule):
