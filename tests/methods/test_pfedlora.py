@@ -8,8 +8,8 @@ import pytest
 import torch
 from often import mostly_slow
 from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_federation, new_trainer, private_states, same, sgd
-from tiny_loops import batches
-from torch import Tensor, nn
+from tiny_loops import batches, step
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.core.messages import ClientUpdate
@@ -36,12 +36,6 @@ def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) ->
 
 
 # ------------------------------------------------------------------------------------- the algorithm, once more, bare
-
-
-def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
 
 
 @pytest.mark.parametrize(
