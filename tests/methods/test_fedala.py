@@ -45,37 +45,6 @@ def test_with_weights_that_stay_0_in_all_layers_it_is_standalone() -> None:
     assert ours.run.results == theirs.run.results
 
 
-def in_a_second_turn(**options: Any) -> FedALA:
-    """A module that was sent something else than it has, in the phase of its weights."""
-    module = FedALA(Net, CLASSES, optimizer=sgd, **options).for_client(new_data().clients[1])
-    module.turns += 1
-    module.phase = module.phases()[0]
-    module.global_layers.update(module.last.counterparts(module))
-    for tensor in module.last.values():
-        tensor.add_(torch.randn_like(tensor))
-    with torch.no_grad():
-        for weight in module.weights.values():
-            weight.uniform_()
-    module.mix()
-    return module
-
-
-def test_the_gradient_is_that_of_the_formula() -> None:
-    """∇f(θ̂) ⊙ (w - θ) in W: with w = θ it is zero."""
-    module, batch = in_a_second_turn(), (torch.randn(8, 3, 4, 4), torch.arange(8) % CLASSES)
-    module.mixture_loss(batch).backward()
-    point = {name: p.detach().clone().requires_grad_() for name, p in module.backbone.named_parameters() if name in HEAD}
-    cross_entropy(functional_call(module.backbone, point, (batch[0],)), batch[1]).backward()
-    for name in HEAD:
-        full = f"backbone.{name}"
-        expected = point[name].grad * (module.global_layers[full] - module.last[full])
-        torch.testing.assert_close(module.weights[full.replace(".", "/")].grad, expected)
-    module.zero_grad()
-    module.last.update(dict(module.global_layers.items()))
-    module.mixture_loss(batch).backward()
-    assert not any(weight.grad.any() for weight in module.weights.values())
-
-
 @pytest.mark.parametrize("rate", [1.0, 1e4])
 def test_rounds_are_those_of_a_plain_loop(rate: float) -> None:
     """Two passes for the weights in the second turn, one in the third; far steps end at 0 or 1."""

@@ -120,12 +120,6 @@ def test_alone_the_heuristic_keeps_its_own(models: list[Tensor], tmp_path: Path)
     assert xi(server).tolist() == [[1.0]]
 
 
-def test_with_negative_weights_the_cloud_model_lies_beyond_the_others(tmp_path: Path) -> None:
-    first, second = clouds(new_server([torch.zeros(3), torch.full((3,), 0.1)], tmp_path, alpha=60.0))
-    assert (first > 0.1).all()
-    assert (second < 0).all()
-
-
 def test_who_has_sent_nothing_counts_for_nobody_and_has_the_first_model(models: list[Tensor], tmp_path: Path) -> None:
     server = new_server(models[:2], tmp_path)
     server.on_round_start(3, [info(1), info(9)])

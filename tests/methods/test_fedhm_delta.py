@@ -217,7 +217,7 @@ def test_two_rounds_equal_a_plain_loop() -> None:
     network.load_state_dict({n.removeprefix("backbone."): t for n, t in federation.run.model.shared_state().items()})
     weights = torch.tensor(RATIOS).softmax(dim=0)
     for _ in range(2):
-        step = {name: torch.zeros_like(tensor) for name, tensor in network.state_dict().items()}
+        moves = {name: torch.zeros_like(tensor) for name, tensor in network.state_dict().items()}
         for client, (ratio, weight) in enumerate(zip(RATIOS, weights, strict=True)):
             own = copy.deepcopy(network)
             for layer in layers if ratio < 1 else ():
@@ -230,8 +230,8 @@ def test_two_rounds_equal_a_plain_loop() -> None:
             for _ in range(epochs):
                 step(optimizer, cross_entropy(own(x), y))
             end = whole(own.state_dict(), layers)
-            step = {name: tensor + weight * (end[name] - start[name]).float() for name, tensor in step.items()}
-        network.load_state_dict({name: tensor + step[name] for name, tensor in network.state_dict().items()})
+            moves = {name: tensor + weight * (end[name] - start[name]).float() for name, tensor in moves.items()}
+        network.load_state_dict({name: tensor + moves[name] for name, tensor in network.state_dict().items()})
     torch.testing.assert_close(stripped(federation.run.server.state_dict()), network.state_dict(), rtol=1e-4, atol=1e-5)
 
 

@@ -175,20 +175,6 @@ def test_blocks_that_are_not_kept_get_no_gradient(separate: bool) -> None:
     assert moved.any()
 
 
-def test_the_gate_learns_through_scales_and_straight_through() -> None:
-    """Of a kept block's importance γ the network sees g·m with g = γ and m = 1: a grad of 1 through g, and of γ through m."""
-    module = PFedGate(Net, CLASSES, [0.5], **SMALL).for_client(INFO)
-    random_gate(module)
-    gamma, _ = module.gate(X)
-    kept = module.coefficients(X) > 0
-    outputs = module.coefficients(X)
-    (inside,) = torch.autograd.grad(outputs.sum(), module.gate.importance[2].bias)
-    grad = gamma.new_zeros(len(gamma))
-    (through_gate,) = torch.autograd.grad(gamma.sum(), module.gate.importance[2].bias)
-    grad[kept] = 1 + torch.where(gamma[kept] > 0.2, gamma[kept], 0.0)
-    torch.testing.assert_close(inside, grad * through_gate)
-
-
 def test_scales_may_have_a_branch_of_their_own() -> None:
     module = PFedGate(Net, CLASSES, [0.5], **SMALL, separate_scale=True).for_client(INFO)
     assert module.gate.scale is not None
