@@ -10,7 +10,7 @@ import pytest
 import torch
 from often import mostly_slow
 from tiny import CLASSES, Net, momentum, new_data, new_federation, same
-from tiny_loops import stripped
+from tiny_loops import step, stripped
 from tiny_rounds import at_start
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, cross_entropy, linear
