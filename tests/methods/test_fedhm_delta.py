@@ -167,9 +167,9 @@ def test_the_anchor_is_a_participant_who_changed_nothing() -> None:
         server.aggregate([moved(server, 1), moved(server, 2)])
         steps.append({name: server.state[name] - tensor for name, tensor in before.items()})
     share = sum(math.exp(r) for r in RATIOS[1:]) / sum(math.exp(r) for r in RATIOS)
-    for name, step in steps[0].items():
+    for name, change in steps[0].items():
         for other in steps[1:]:
-            torch.testing.assert_close(other[name], share * step, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(other[name], share * change, rtol=1e-4, atol=1e-6)
 
 
 def test_rows_of_the_head_move_by_the_changes_of_their_owners() -> None:
@@ -186,8 +186,8 @@ def test_rows_of_the_head_move_by_the_changes_of_their_owners() -> None:
     ]
     server.aggregate(updates)
     both = (10 * math.e + 20 * math.exp(0.5)) / (math.e + math.exp(0.5))
-    step = server.state["backbone.head.weight"] - before
-    torch.testing.assert_close(step.mean(dim=1), torch.tensor([10.0, both, 20.0, 0.0]))
+    change = server.state["backbone.head.weight"] - before
+    torch.testing.assert_close(change.mean(dim=1), torch.tensor([10.0, both, 20.0, 0.0]))
     assert torch.equal(server.state["backbone.head.weight"][3], before[3])
 
 
