@@ -39,10 +39,9 @@ def sized(number: float) -> str:
 
 
 def nearest(name: str, names: Iterable[str], dashes: str = "") -> str:
-    """A question with the most similar name, or one that begins so, in any case; empty if there is none."""
+    """A question with the most similar name, in any case; empty if none is similar."""
     lower = {known.lower(): known for known in names}
-    begun = [known for known in lower if len(name) > 2 and known.startswith(name.lower())]
-    found = get_close_matches(name.lower(), list(lower), 1) or begun
+    found = get_close_matches(name.lower(), list(lower), 1)
     return f" (did you mean {dashes}{lower[found[0]]}?)" if found else ""
 
 

@@ -166,9 +166,9 @@ class CSVFiles(ScaledColumns, TableData):
         if self.predicts_labels:
             classes, called = self._classes_of(targets[0], files), None
             if self.problem == "binary" and classes.dtype.kind == "U":
-                names, classes = np.unique(classes, return_inverse=True)
-                order = sorted(range(len(names)), key=lambda k: (names[k].casefold(), names[k]))
-                called, classes = [str(names[k]) for k in order], np.argsort(order)[classes]
+                found_classes, classes = np.unique(classes, return_inverse=True)
+                called = sorted(found_classes.tolist(), key=lambda each: (each.casefold(), each))
+                classes = np.array([called.index(each) for each in found_classes.tolist()])[classes]
             return Table(inputs, classes, columns, of_set, called)
         numbers = np.column_stack([self._quantities(*each, files) for each in zip(self.target, targets, strict=True)])
         if self.problem == "survival":
