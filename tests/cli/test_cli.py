@@ -252,7 +252,7 @@ CLASSES = "--data.init_args.partition.init_args.classes"
         (["--ckpt_path"], ["--ckpt_path has no value: write --ckpt_path=VALUE."]),
         (["--model.optimizer.lr"], ["error: --model.optimizer.lr has no value: write --model.optimizer.lr=VALUE."]),
         (["--model.optimizer.lr", "--model.epochs", "1"], ["error: --model.optimizer.lr has no value"]),
-        (["--federation.logger=wandb"], ["there is no 'wandb'; known are", "CSVLogger", "WandbLogger"]),
+        (["--federation.logger=wandb"], ["there is no 'wandb' (did you mean WandbLogger?); known are", "CSVLogger"]),
         (["--federation.aggregation=median"], ["there is no 'median' (did you mean Median?); known are", "TrimmedMean"]),
         (["--federation.attack=flip"], ["there is no 'flip' (did you mean SignFlip?); known are LabelFlip"]),
         (["--federation.privacy=client"], ["there is no 'client'", "ExampleDP"]),
