@@ -138,6 +138,10 @@ class DistillationServer(ClassRowsServer, PersonalServer):
         """Empty: the client's network needs no teacher for an evaluation."""
         return Broadcast({})
 
+    def common_broadcast(self) -> Broadcast:
+        """Empty: each client has another teacher."""
+        return Broadcast({})
+
     def state_of(self, update: ClientUpdate) -> State:
         """The mean outputs and their round."""
         return update.state | {ROUND: torch.tensor(self.round)}

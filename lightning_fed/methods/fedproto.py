@@ -217,5 +217,9 @@ class PrototypeServer(ClassRowsServer):
         self.like, self.counted = like, weighting == "examples"
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
+        return self.common_broadcast()
+
+    def common_broadcast(self) -> Broadcast:
+        """The prototypes that there are."""
         known = self.state["known"]
         return Broadcast(pack_rows(self.state["prototypes"], known) if known.any() else {})

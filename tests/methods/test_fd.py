@@ -258,6 +258,12 @@ def test_without_the_second_term_it_is_standalone_bit_for_bit(participation: flo
     assert_same_networks(ours, fit(Standalone(NETWORKS, CLASSES, momentum, epochs=2), participation=participation))
 
 
+def test_a_module_of_the_server_has_no_teacher() -> None:
+    module = fit(FD(Net, CLASSES, optimizer=momentum), rounds=2).server_module()
+    assert isinstance(module, FD)
+    assert not module.knows_any
+
+
 def test_a_lone_client_is_standalone_bit_for_bit() -> None:
     ours = fit(FD(NoisyNet, CLASSES, optimizer=momentum), new_data(1, 60))
     assert_same_networks(ours, fit(Standalone(NoisyNet, CLASSES, momentum), new_data(1, 60)))

@@ -115,6 +115,14 @@ def test_prototypes_pull_only_once_there_are_any() -> None:
         assert all(same(ends[0][k], ends[1][k]) for k in range(3)) == (rounds == 1)
 
 
+def test_a_module_of_the_server_has_its_prototypes() -> None:
+    federation = fit(FedProto(TWO, CLASSES, optimizer=momentum))
+    module = federation.server_module()
+    assert isinstance(module, FedProto)
+    assert module.known.equal(federation.run.server.state["known"])
+    assert module.rows[module.known].equal(federation.run.server.state["prototypes"][module.known])
+
+
 @pytest.mark.parametrize("source", ["trained", "last_epoch"])
 def test_without_the_term_it_is_standalone_and_prototypes_flow_all_the_same(source: Any) -> None:
     ours = fit(FedProto([NoisyNet], CLASSES, 0.0, prototypes=source, optimizer=momentum, epochs=2), participation=0.7)
