@@ -398,7 +398,7 @@ DEVIATIONS = [
         "without $\\frac{\\alpha}{2} \\lVert \\theta \\rVert^2$, so that the penalty is linear",
         LinearTermsAlone,
         "test_feddyn.py::test_the_gradient_is_the_losss_minus_g_plus_alpha_times_the_drift",
-        {},
+        {"gradient_clip": 10.0},
     ),
     Deviation(
         FedDyn,
