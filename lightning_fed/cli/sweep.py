@@ -167,14 +167,16 @@ def played(
     facts = CellRecord("interrupted", versions=versions(), commit=commit(), machine=machine())
     progress, drawn = SweepProgress(len(jobs), sum(job.rounds for job in jobs), console), set[str]()
 
-    def changed() -> None:
+    def note() -> None:
         try:
             write_cells(sweep.folder / "cells.csv", listed)
-            finished = {job.cell.name for job in listed if job.folder.status == "finished"}
-            if finished != drawn:
-                drawn.update(finished)
+            finished = [job for job in listed if job.folder.status == "finished"]
+            changed = {(job.cell.setting, job.cell.method) for job in finished if job.cell.name not in drawn}
+            if changed:
                 compared = {cell.name for cell in sweep.cells_with(chosen(trials(sweep, sweep.folder)))}  # without other trials
-                write_board(sweep.folder, [(job.cell, job.folder) for job in listed if job.cell.name in finished & compared])
+                redrawn = [job for job in finished if (job.cell.setting, job.cell.method) in changed and job.cell.name in compared]
+                write_board(sweep.folder, [(job.cell, job.folder) for job in redrawn])
+                drawn.update(job.cell.name for job in finished)
         except (FederationError, OSError) as error:  # runs go on
             log.warning(f"{sweep.folder / 'cells.csv'} and {BOARD} are not up to date: {error_text(error)}")
 
@@ -182,7 +184,7 @@ def played(
     with each_line_once(), in_one_line(lambda: remedy, sweep.folder), naming(sweep.folder):
         sweep.folder.mkdir(parents=True, exist_ok=True)
         write_whole(sweep.folder / "sweep.yaml", yaml.safe_dump(as_config(sweep), sort_keys=False))
-        play(jobs, workers, facts, progress, changed, start, preempted, wait)
+        play(jobs, workers, facts, progress, note, start, preempted, wait)
 
 
 def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:

@@ -225,6 +225,10 @@ class Server:
         """What the server sends to ``client`` at the start of its turn."""
         return Broadcast(self.state)
 
+    def common_broadcast(self) -> Broadcast:
+        """What a module of no client loads, see :meth:`.Federation.server_module`. Default: the state."""
+        return Broadcast(self.state)
+
     def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
         """What ``client`` is evaluated with. Default: what it would be sent."""
         return self.broadcast(client)

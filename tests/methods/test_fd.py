@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.core.aggregation import check_update
-from lightning_fed.core.class_rows import present_classes
+from lightning_fed.core.class_rows import COUNTS, LABELS, ROWS, present_classes
 from lightning_fed.core.messages import Broadcast, ClientUpdate
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClassesPerClient, InMemory
@@ -21,13 +21,12 @@ from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FD, Standalone
-from lightning_fed.methods.fd import OUTPUTS, DistillationServer
+from lightning_fed.methods.fd import DistillationServer
 from lightning_fed.storage.client_store import ClientStore, RoundStore
 from lightning_fed.tensors import State, count_bytes, count_floats, pack_bits
 
 INFO = new_data().clients[1]
 NETWORKS: Any = [Net, WideNet]
-ROWS, LABELS, COUNTS = f"{OUTPUTS}rows", f"{OUTPUTS}labels", f"{OUTPUTS}counts"
 
 
 fit = partial(fit, rounds=3)
@@ -71,7 +70,7 @@ def merge(server: DistillationServer, round: int, *updates: ClientUpdate) -> Non
 def teachers(server: DistillationServer, client: ClientInfo) -> dict[int, Tensor]:
     """What a client is taught, by label."""
     state = server.broadcast(client).state
-    labels = present_classes(OUTPUTS, state, CLASSES).nonzero().flatten().tolist()
+    labels = present_classes(state, CLASSES).nonzero().flatten().tolist()
     return dict(zip(labels, state.get(ROWS, torch.empty(0)), strict=True))
 
 
@@ -141,8 +140,8 @@ def test_a_mean_may_count_by_its_outputs(rows: list[dict[int, Tensor]], tmp_path
     [
         ({LABELS: torch.zeros(3, dtype=torch.uint8)}, "of shape"),
         ({LABELS: torch.zeros(1)}, "of shape"),
-        ({ROWS: torch.ones(2, CLASSES)}, r"'outputs/rows' of shape \(2, 4\), expected \(3, 4\)"),
-        ({COUNTS: torch.ones(3)}, "'outputs/counts' of torch.float32, expected torch.int32"),
+        ({ROWS: torch.ones(2, CLASSES)}, r"'classes/rows' of shape \(2, 4\), expected \(3, 4\)"),
+        ({COUNTS: torch.ones(3)}, "'classes/counts' of torch.float32, expected torch.int32"),
     ],
 )
 def test_an_update_that_contradicts_itself_is_refused(
@@ -247,7 +246,7 @@ def test_outputs_are_added_up_over_all_epochs_and_sent_by_label() -> None:
         expected = torch.stack([logits[y == label].softmax(dim=1).mean(dim=0) for label in labels])
         torch.testing.assert_close(update.state[ROWS], expected)
         assert update.state[COUNTS].tolist() == [int((y == label).sum()) for label in labels]
-        assert torch.equal(present_classes(OUTPUTS, update.state, CLASSES).nonzero().flatten(), labels)
+        assert torch.equal(present_classes(update.state, CLASSES).nonzero().flatten(), labels)
 
 
 # ----------------------------------------------------------------------------------------------------------------- the rounds
@@ -258,6 +257,12 @@ def test_outputs_are_added_up_over_all_epochs_and_sent_by_label() -> None:
 def test_without_the_second_term_it_is_standalone_bit_for_bit(participation: float) -> None:
     ours = fit(FD(NETWORKS, CLASSES, 0.0, optimizer=momentum, epochs=2), participation=participation)
     assert_same_networks(ours, fit(Standalone(NETWORKS, CLASSES, momentum, epochs=2), participation=participation))
+
+
+def test_a_module_of_the_server_has_no_teacher() -> None:
+    module = fit(FD(Net, CLASSES, optimizer=momentum), rounds=2).server_module()
+    assert isinstance(module, FD)
+    assert not module.knows_any
 
 
 def test_a_lone_client_is_standalone_bit_for_bit() -> None:
@@ -343,7 +348,7 @@ def test_data_whose_labels_are_no_classes_are_refused() -> None:
 
 def test_a_broadcast_that_does_not_fit_is_refused() -> None:
     module = FD(Net, CLASSES).for_client(INFO)
-    with pytest.raises(FederationError, match=r"The payload for FD has 'outputs/rows' of shape \(3, 4\), expected \(1, 4\)"):
+    with pytest.raises(FederationError, match=r"The payload for FD has 'classes/rows' of shape \(3, 4\), expected \(1, 4\)"):
         module.load_broadcast(
             Broadcast({ROWS: torch.ones(3, CLASSES), LABELS: pack_bits(torch.tensor([True, False, False, False]))})
         )
