@@ -395,7 +395,7 @@ DEVIATIONS = [
     Deviation(
         FedDyn,
         "KarhouTam/FL-bench@06e658b",
-        "without $\\frac{\\alpha}{2} \\lVert \\theta \\rVert^2$, so that the penalty is linear",
+        "without $\\frac{\\alpha}{2} \\lVert \\theta \\rVert^2$, so that the penalty is linear (gradients clipped at 10)",
         LinearTermsAlone,
         "test_feddyn.py::test_the_gradient_is_the_losss_minus_g_plus_alpha_times_the_drift",
         {"gradient_clip": 10.0},
