@@ -509,7 +509,7 @@ DEVIATIONS = [
         "TsingZ0/PFLlib@d832e76",
         "raw logits are the targets of the cross-entropy",
         LogitsAsTargets,
-        "test_fd.py::test_logits_as_targets_have_no_lower_bound_and_probabilities_have",
+        "test_fd.py::test_rounds_are_those_of_a_bare_loop",
         {},
     ),
     Deviation(
@@ -533,7 +533,7 @@ DEVIATIONS = [
         "makgyver/fluke@a0bd26a",
         "the first round is lost",
         FirstRoundLost,
-        "test_server_optimizers.py::test_momentum_goes_on_and_the_first_round_moves_the_model",
+        "test_server_optimizers.py::test_with_rate_1_and_no_momentum_it_is_fedavg_bit_for_bit",
         {},
     ),
     Deviation(
