@@ -6,7 +6,7 @@ from typing import Any
 
 from tiny import new_data, new_federation
 
-from lightning_fed.core.aggregation import check_update
+from lightning_fed.core.aggregation import check_form, check_payload
 from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.server import Server
@@ -53,6 +53,12 @@ class Changing(InProcess):
 
 def two_classes_each() -> InMemory:
     return new_data(3, 120, partition=ClassesPerClient(2), test_share=0.4, batch_size=10)
+
+
+def check_update(update: ClientUpdate, expected: State) -> None:
+    """Check an update as a run does."""
+    check_form(update)
+    check_payload(update, expected)
 
 
 def checked(server: Server, updates: Iterable[ClientUpdate]) -> Iterator[ClientUpdate]:
