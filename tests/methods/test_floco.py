@@ -75,6 +75,17 @@ def test_who_has_a_point_trains_near_it() -> None:
     assert torch.equal(module.draw(), own)
 
 
+def test_draws_are_uniform_in_the_simplex_and_then_in_their_distance() -> None:
+    """By their moments."""
+    module, own = built(rho=0.2), torch.tensor([0.7, 0.3, 0.0])
+    points = torch.stack([module.draw() for _ in range(4000)])
+    torch.testing.assert_close(points.square().mean(dim=0), torch.full((3,), 1 / 6), atol=0.01, rtol=0)
+    module.load_payload({POINT: own})
+    distances = torch.stack([module.draw() - own for _ in range(4000)]).abs().sum(dim=1)
+    assert distances.mean().item() == pytest.approx(0.1, abs=0.005)
+    assert distances.std().item() == pytest.approx(0.2 / 12**0.5, abs=0.005)
+
+
 def test_rounds_are_those_of_a_plain_loop() -> None:
     """Without a way from their points, which they get in the first round, from what they sent. The center is drawn from before."""
 

@@ -130,7 +130,9 @@ def phases_of(model: FederatedModule) -> dict[str, set[str]]:
 
 
 def test_fedrep_trains_the_head_then_the_representation() -> None:
-    changed = phases_of(FedRep(Net, CLASSES, optimizer=momentum, head_epochs=2, epochs=1))
+    model = FedRep(Net, CLASSES, optimizer=momentum, head_epochs=2, epochs=1)
+    changed = phases_of(model)
+    assert {phase.name: phase.epochs for phase in model.for_client(INFO).phases()} == {"head": 2, "representation": 1}
     assert list(changed) == ["head", "representation"]
     assert changed["head"] == {"backbone.head.weight", "backbone.head.bias"}
     assert changed["representation"] == {f"backbone.{layer}.{kind}" for layer in ("fc1", "fc2") for kind in ("weight", "bias")}
