@@ -1,9 +1,11 @@
 """Short federations of methods for clients of different model_size, and updates that are checked as in a round."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from tiny import new_data, new_federation
 
 from lightning_fed.core.aggregation import check_form, check_payload
@@ -49,6 +51,25 @@ class Changing(InProcess):
         for update in super().run(turns):
             assert isinstance(update, ClientUpdate)
             yield replace(update, state=self.change(update.state))
+
+
+def phases_of(model: FederatedModule) -> dict[str, set[str]]:
+    """Names of what each phase changed in one client's turn."""
+    changed: dict[str, set[str]] = {}
+
+    class Watch(type(model)):  # type: ignore[misc]
+        def on_train_epoch_start(self) -> None:
+            super().on_train_epoch_start()
+            self.before = copy.deepcopy(dict(self.named_parameters()))
+
+        def on_train_epoch_end(self) -> None:
+            super().on_train_epoch_end()
+            moved = {name for name, p in self.named_parameters() if not torch.equal(p, self.before[name])}
+            changed.setdefault(self.phase.name, set()).update(moved)
+
+    model.__class__ = Watch
+    fit(model, rounds=1)
+    return changed
 
 
 def two_classes_each() -> InMemory:
