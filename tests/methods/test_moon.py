@@ -64,6 +64,14 @@ def test_what_stays_is_the_last_model_and_who_is_absent_keeps_it() -> None:
     assert moon(NoisyNet, CLASSES).for_client(INFO).update_state().keys() == plain.update_state().keys()
 
 
+def test_the_last_model_of_a_client_that_never_took_part_is_the_received_one() -> None:
+    """So that its first turn is FedAvg's, however late."""
+    federation = fit(moon(NoisyNet, CLASSES), rounds=1, participation=0.4)
+    [absent, *_] = {0, 1, 2} - private_states(federation).keys()
+    previous, state = federation.client_module(absent).previous, federation.run.server.state
+    assert all(torch.equal(tensor, state[name]) for name, tensor in previous.items())
+
+
 def in_a_second_turn(network: Any, **options: Any) -> tuple[MOON, nn.Module, nn.Module]:
     """A module in its phase, some way from what it received, and the two networks that it compares itself with."""
     module = moon(network, CLASSES, **options).for_client(INFO)
