@@ -39,9 +39,10 @@ def sized(number: float) -> str:
 
 
 def nearest(name: str, names: Iterable[str], dashes: str = "") -> str:
-    """A question with the most similar name; empty if none is similar."""
-    found = get_close_matches(name, list(names), 1)
-    return f" (did you mean {dashes}{found[0]}?)" if found else ""
+    """A question with the most similar name, in any case; empty if none is similar."""
+    lower = {known.lower(): known for known in names}
+    found = get_close_matches(name.lower(), list(lower), 1)
+    return f" (did you mean {dashes}{lower[found[0]]}?)" if found else ""
 
 
 def shown(value: object) -> str:

@@ -6,13 +6,15 @@ from typing import Any
 
 from lightning_fed.callbacks.base import FederationCallback, RunView
 from lightning_fed.core.phased_module import Phase
+from lightning_fed.data import FederatedDataModule
 
 
 class RunFacts(FederationCallback):
     """Writes ``run.json``: method, the seeds of the run and of its partition, the checksum of its data and their division among
     clients, whether clients are those of the data whatever the seed, rounds, the column of ``metrics.csv`` with the monitored
-    metric, whether larger values of it are better, the metrics of which smaller values are better, and a client's work in a round:
-    its phases in order, each with its epochs or steps, and the phases of its fine-tuning.
+    metric, whether larger values of it are better, the metrics of which smaller values are better, the class that is yes in a
+    ``binary`` task, and a client's work in a round: its phases in order, each with its epochs or steps, and the phases of its
+    fine-tuning.
 
     Phases are those of a generic client; if clients differ in model_size, of the largest.
     """
@@ -33,6 +35,7 @@ class RunFacts(FederationCallback):
             "monitor": run.monitored("test"),
             "higher_is_better": model.higher_is_better,
             "lower_is_better": sorted(name for name, metric in known if metric.higher_is_better is False),
+            **({"positive_class": binary_classes(data)[1]} if model.task.name == "binary" else {}),
             "training": lengths(model.phases()),
             "fine_tuning": lengths(model.fine_tuning_phases()),
         }
@@ -41,6 +44,11 @@ class RunFacts(FederationCallback):
     def on_fit_end(self, run: RunView) -> None:
         """Write the file again, with the final number of rounds."""
         self.on_fit_start(run)
+
+
+def binary_classes(data: FederatedDataModule) -> list[str]:
+    """The names of no and of yes: those of the classes 0 and 1."""
+    return [*map(str, data.class_names or (0, 1))]
 
 
 def lengths(phases: Sequence[Phase]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from lightning_fed.callbacks.base import FederationCallback, RunView
+from lightning_fed.callbacks.facts import binary_classes
 from lightning_fed.formatting import counted
 from lightning_fed.models.backbone import Wrapped
 from lightning_fed.models.factory import name_of
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class StartLine(FederationCallback):
-    """Prints the run's settings and folder as its first line, and the privacy settings, if there are any."""
+    """Prints the run's settings and folder as its first line, what yes is in a binary task, and the privacy settings, if any."""
 
     def on_fit_start(self, run: RunView) -> None:
         where = str(run.folder) if run.folder is not None else "a run that is not written"
@@ -28,6 +29,9 @@ class StartLine(FederationCallback):
         clients = counted(len(run.clients), "client") + sampled
         what = f"{run.method} with {networks(run)} on {type(run.data).__name__}, {clients}, {counted(run.rounds, 'round')}"
         log.info(f"{begun}: {what}, {type(run.engine).__name__}, {counted(run.threads, 'thread')}.")
+        if run.model.task.name == "binary":
+            no, yes = binary_classes(run.data)
+            log.info(f"Predicted is whether an example is {yes!r} (otherwise it is {no!r}).")
         if isinstance(privacy := run.server.privacy, Mechanism):
             log.info(privacy.forecast(count_floats(run.server.state), run.rounds))
 

@@ -1,7 +1,9 @@
 """Lightning's parser with short messages and a strict YAML loader."""
 
+import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -77,7 +79,7 @@ class Parser(LightningArgumentParser):
         """Print one line and exit with code 2."""
         if not self.exit_on_error:
             super().error(message, ex)
-        print_error(shorten(message, self.options))
+        print_error(without_value(message, self.args) or shorten(message, self.options))
         self.exit(2)
         raise AssertionError  # exit does not return
 
@@ -87,6 +89,18 @@ class Parser(LightningArgumentParser):
         verbs = self._subcommands_action
         parsers = [self] if verbs is None else [self, *verbs._name_parser_map.values()]
         return [option[2:] for parser in parsers for option in parser._option_string_actions if option.startswith("--")]
+
+
+def without_value(message: str, given: Sequence[str]) -> str:
+    """The error for an option without its value, as the option was written: argparse names only the option that stands for it, such
+    as ``--model`` for ``--model.epochs``. Empty for other messages.
+    """
+    if not (wanting := re.match(r"argument (?:.*/)?(--\S+): expected one argument", message)):
+        return ""
+    pairs = pairwise([*given, "--"])
+    options = [one for one, next in pairs if one.startswith("-") and "=" not in one and next.startswith("-")]
+    option = next((one for one in options if one == wanting[1] or one.startswith(f"{wanting[1]}.")), wanting[1])
+    return f"{option} has no value: write {option}=VALUE."
 
 
 def refuse_broken_files(args: Sequence[str]) -> None:

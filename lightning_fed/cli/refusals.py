@@ -8,12 +8,16 @@ from functools import cache
 from itertools import groupby
 from typing import Any, get_args
 
+import lightning.pytorch.loggers
 import torch
 
+import lightning_fed.core
 import lightning_fed.data
 import lightning_fed.engines
+import lightning_fed.federation.attacks
 import lightning_fed.methods
 import lightning_fed.models
+import lightning_fed.privacy
 from lightning_fed.cli.help.page import BLOCKS
 from lightning_fed.cli.help.unknown_options import place_of, unknown, where_to_look
 from lightning_fed.core.fine_tuning import FineTuning
@@ -25,6 +29,7 @@ from lightning_fed.experiments.renames import OPTIONS, hint
 from lightning_fed.formatting import nearest
 from lightning_fed.models import Adapters, TrainableNetwork, Transformer
 from lightning_fed.options import parameters_of
+from lightning_fed.privacy.mechanism import DifferentialPrivacy
 
 HOMES = {
     "model": (lightning_fed.methods, FederatedModule),
@@ -32,8 +37,12 @@ HOMES = {
     "data": (lightning_fed.data, FederatedDataModule),
     "partition": (lightning_fed.data, Partitioner),
     "engine": (lightning_fed.engines, Engine),
+    "aggregation": (lightning_fed.core, lightning_fed.core.Aggregation),
+    "attack": (lightning_fed.federation.attacks, lightning_fed.federation.attacks.Attack),
+    "privacy": (lightning_fed.privacy, DifferentialPrivacy),
+    "logger": (lightning.pytorch.loggers, lightning.pytorch.loggers.Logger),
 }
-"""Packages of the library's classes that an option takes, by the last part of the option's name."""
+"""Packages of the classes that an option takes, by the last part of the option's name."""
 
 CLASSES_OF_TORCH = {"optimizer": torch.optim, "lr_scheduler": torch.optim.lr_scheduler}
 """Packages of the classes that an option takes."""
@@ -48,6 +57,11 @@ BASES = {
     "ImageFiles": "CIFAR10",
     "Partitioner": "IID",
     "Engine": "InProcess",
+    "Aggregation": "Median",
+    "Attack": "SignFlip",
+    "UpdateAttack": "SignFlip",
+    "DifferentialPrivacy": "ClientDP",
+    "Logger": "CSVLogger",
     "Backbone": "LeNet5",
     "TrainableNetwork": "LeNet5",
     "Transformer": "TransformerClassifier",
@@ -255,7 +269,7 @@ def known(key: str, hint: Any = None) -> list[str]:
     module, base = HOMES.get(key, (lightning_fed.methods, type(None)))
     if key == "backbone" and hint is not None and not _names_networks(hint):
         base = Transformer
-    found = {name: getattr(module, name) for name in module.__all__ if name not in BASES}
+    found = {name: getattr(module, name) for name in getattr(module, "__all__", vars(module)) if name not in BASES}
     return [name for name, value in found.items() if isinstance(value, type) and issubclass(value, base)]
 
 

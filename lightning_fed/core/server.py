@@ -1,7 +1,7 @@
 """The server of a method: what it stores, what it sends, and how it merges the clients' updates."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 from lightning_fed.core.aggregation import WeightedMean, check_payload
 from lightning_fed.core.client_state import ClientStates, RoundState
@@ -85,9 +85,6 @@ class Privacy:
 
 class ServerUpdate:
     """How the combined updates change the server's state. Default: they replace it."""
-
-    one_unit: ClassVar[bool] = True
-    """Whether all combined tensors are parts of a model. Robust rules compare only tensors of the same unit."""
 
     def __call__(self, state: State, combined: State, clients: int) -> State:
         """The new state.
@@ -223,6 +220,10 @@ class Server:
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """What the server sends to ``client`` at the start of its turn."""
+        return Broadcast(self.state)
+
+    def common_broadcast(self) -> Broadcast:
+        """What a module of no client loads, see :meth:`.Federation.server_module`. Default: the state."""
         return Broadcast(self.state)
 
     def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:

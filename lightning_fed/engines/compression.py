@@ -84,7 +84,7 @@ class Compression:
             elif self.up != "topk":
                 sent |= _rounded(name, change, self.up, tensor)
             elif like is None or not _finite(change):
-                sent[name] = tensor
+                sent[name] = _with(tensor, owed.get(name))
             else:
                 change = change + owed.get(name, 0)
                 flat = change.flatten()
@@ -148,6 +148,11 @@ def _like(tensor: Tensor, sent_down: Tensor | None) -> Tensor | None:
     """The tensor that ``tensor`` is a change of; None if there is none."""
     fits = sent_down is not None and sent_down.shape == tensor.shape and sent_down.dtype == tensor.dtype
     return sent_down if fits and tensor.is_floating_point() else None
+
+
+def _with(tensor: Tensor, owed: Tensor | None) -> Tensor:
+    """A tensor that is sent whole, with what is owed of it; it may have become smaller (an adapter of a lower rank)."""
+    return tensor if owed is None else tensor + owed[tuple(slice(size) for size in tensor.shape)]
 
 
 def _finite(tensor: Tensor) -> bool:

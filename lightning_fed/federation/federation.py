@@ -234,7 +234,7 @@ class Federation:
         """
         if self.run_dir is not None and str(ckpt_path or "last") in ("last", "best"):
             refuse_run_dir(self.run_dir)
-        path = self._find_checkpoint(ckpt_path, model)
+        path = self._existing_path(ckpt_path, model) if str(ckpt_path) == "best" else self._find_checkpoint(ckpt_path, model)
         if path is not None:
             with only_writer(run_folder_of(path)):
                 return self._fit(model, datamodule, self._load(path))
@@ -511,13 +511,16 @@ class Federation:
         return checkpoint
 
     def _existing_checkpoint(self, ckpt_path: Path | str | None, model: FederatedModule) -> Checkpoint:
+        return self._load(self._existing_path(ckpt_path, model))
+
+    def _existing_path(self, ckpt_path: Path | str | None, model: FederatedModule) -> Path:
         path = self._find_checkpoint(ckpt_path or "last", model)
         if path is None:
             raise FederationError(
                 f"There is no checkpoint of {type(model).__name__} in {self.run_dir}: fit first (a finished run has one "
                 "unless keep is none), or set ckpt_path."
             )
-        return self._load(path)
+        return path
 
 
 def _called(given: object) -> str:

@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from lightning_fed.core.hparams import remedy
-from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn
+from lightning_fed.core.messages import ClientUpdate, Turn
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.public_distillation import PublicDistillation
 from lightning_fed.core.server import PRIVACY, Server
@@ -357,7 +357,7 @@ class Run:
     def server_module(self) -> FederatedModule:
         """The server's shared part, which may be a global model. The rest has its initial weights."""
         self._refresh_statistics()
-        broadcast = self.server.global_models().get("global", Broadcast(self.server.state))
+        broadcast = self.server.global_models().get("global", self.server.common_broadcast())
         if broadcast.model_size is not None:  # another size of the model than the template's
             everybody = self.data.pooled().info if self.data.at_hand else replace(self.clients[0], id=SERVER)
             private = self.store.find(SERVER) if self.data.at_hand else None

@@ -22,9 +22,6 @@ from lightning_fed.methods.families.class_rows import ClassRowsModule, ClassRows
 from lightning_fed.models import Backbones
 from lightning_fed.options import NonNegativeFloat, PositiveInt
 
-OUTPUTS = "outputs/"
-"""What the names of mean outputs on the wire begin with; see :mod:`lightning_fed.core.class_rows`. Counts go up only."""
-
 ROUND = "round"
 
 
@@ -50,11 +47,11 @@ class FD(ClassRowsModule):
         gamma: weight :math:`\gamma` of the teacher's term; 0 is exactly Standalone. Searched elsewhere: {0.01, 0.1, 1}.
         average: whether the teacher's term is the mean over the ``batch``, or over its ``taught`` examples, whose label has a
             teacher.
-        weighting: of each client's mean: ``uniform``, as in the paper, or by the number of ``examples`` of the label.
-        **kwargs: see :class:`.FederatedModule`.
+        **kwargs: see :class:`.FederatedModule`. ``weighting`` is that of each client's mean: ``uniform``, as in the paper, or by
+            the number of ``examples`` of the label.
     """
 
-    prefix = OUTPUTS
+    weighting = "uniform"
     needs_cross_entropy = "its teachers are probabilities of classes: use CrossEntropyLoss, or Standalone."
 
     def __init__(
@@ -63,13 +60,11 @@ class FD(ClassRowsModule):
         num_classes: PositiveInt | None = None,
         gamma: NonNegativeFloat = 1.0,
         average: Literal["batch", "taught"] = "batch",
-        weighting: Literal["uniform", "examples"] = "uniform",
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, **kwargs)
         self.gamma = gamma
         self.average = average
-        self.weighting = weighting
         self.outputs, self.counts = torch.zeros(0, 0, dtype=torch.float64), torch.zeros(0).long()
 
     def build(self) -> None:
@@ -81,7 +76,7 @@ class FD(ClassRowsModule):
     def payload(self) -> State:
         """The mean outputs since the broadcast."""
         means = (self.outputs / self.counts.clamp(min=1)[:, None]).to(self.rows.dtype)
-        return pack_rows(OUTPUTS, means, self.counts > 0, self.counts)
+        return pack_rows(means, self.counts > 0, self.counts)
 
     def load_payload(self, payload: State) -> None:
         """Load the teachers, if there are any, and reset the sums."""
@@ -126,8 +121,6 @@ class DistillationServer(ClassRowsServer, PersonalServer):
         weighting: whether means count equally, or by their numbers of examples.
     """
 
-    prefix = OUTPUTS
-
     def __init__(self, like: Tensor, weighting: Literal["uniform", "examples"]) -> None:
         super().__init__({ROUND: torch.tensor(0)}, weighting)  # the last round in which an update arrived
         self.like = like.cpu()
@@ -139,10 +132,14 @@ class DistillationServer(ClassRowsServer, PersonalServer):
         outputs, weights = total - own[0], weights - own[1]
         labels = (weights > 0) & (torch.tensor(client.label_counts) > 0)
         means = (outputs / weights[:, None]).to(self.like.dtype)
-        return Broadcast(pack_rows(OUTPUTS, means, labels) if labels.any() else {})
+        return Broadcast(pack_rows(means, labels) if labels.any() else {})
 
     def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
         """Empty: the client's network needs no teacher for an evaluation."""
+        return Broadcast({})
+
+    def common_broadcast(self) -> Broadcast:
+        """Empty: each client has another teacher."""
         return Broadcast({})
 
     def state_of(self, update: ClientUpdate) -> State:
@@ -158,7 +155,7 @@ class DistillationServer(ClassRowsServer, PersonalServer):
         table = torch.zeros_like(self.like, dtype=torch.float64)
         if client not in self.client_state or (state := self.client_state.get(client))[ROUND] != self.state[ROUND]:
             return table, table[:, 0]
-        table, counts = unpack_rows(OUTPUTS, state, table)
+        table, counts = unpack_rows(state, table)
         weights = (counts if self.weighting == "examples" else counts > 0).double()
         return table * weights[:, None], weights
 

@@ -1,6 +1,6 @@
 """FedAMP and HeurFedAMP (Huang et al., AAAI 2021, https://arxiv.org/abs/2007.03797), Algorithm 1 and Section 5."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -13,7 +13,6 @@ from lightning_fed.core import (
     ClientUpdate,
     FederatedModule,
     PersonalServer,
-    Phase,
     Server,
     State,
     Vectors,
@@ -26,8 +25,7 @@ from lightning_fed.core import (
     unflatten,
 )
 from lightning_fed.models import Backbones
-from lightning_fed.nn import BufferDict, half_squared_distance, proximal_step
-from lightning_fed.nn.proximal import on_simplex
+from lightning_fed.nn import BufferDict, proximal_step
 from lightning_fed.options import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, PositiveInt
 
 MODEL = "model/"
@@ -46,8 +44,10 @@ class FedAMP(FederatedModule):
 
     and the client continues from its own :math:`w_i`, minimises :math:`L_i(w) + \frac{\lambda}{2 \alpha_k} \lVert w - u_i
     \rVert^2`, and sends :math:`w_i`. All clients start from one model. A client that has sent nothing yet does not count; an absent
-    one counts with its last model. Buffers (batch norm) stay with the client. The step size is :math:`\alpha_k = \alpha \cdot`
-    ``alpha_decay``:sup:`⌊(k-1) / alpha_every⌋`. Monitored: accuracy after aggregation, of :math:`w_i`; it equals that before.
+    one counts with its last model. Buffers (batch norm) stay with the client. The second term is minimised exactly, after each step
+    of the optimizer: :math:`w \leftarrow (w + c\,u_i) / (1 + c)`, :math:`c = \eta \lambda / \alpha_k`, with its rate :math:`\eta`.
+    As a part of the loss it would diverge if c is above 2. Monitored: accuracy after aggregation, of :math:`w_i`; it equals that
+    before.
 
     Args:
         backbone: the network of every client.
@@ -55,15 +55,10 @@ class FedAMP(FederatedModule):
         lam: :math:`\lambda`; 0 trains each client alone.
         alpha: step size :math:`\alpha` of the first round. Default: 1e4, with its decay from experiments of the FedDecomp group.
         sigma: scale :math:`\sigma` of squared distances over all parameters; or, with ``self_weight``, of cosines.
-        alpha_decay: factor by which :math:`\alpha` shrinks.
+        alpha_decay: factor by which :math:`\alpha_k` shrinks.
         alpha_every: number of rounds after which it shrinks.
         self_weight: None, or HeurFedAMP with this :math:`\xi_{ii}`, where :math:`\xi_{ij} = (1 - \xi_{ii})\, e^{\sigma \cos(w_i,
             w_j)} / \sum_{h \neq i} e^{\sigma \cos(w_i, w_h)}`; :math:`\alpha` then applies to the client's term only.
-        simplex: whether each client's weights are projected onto the simplex, so that none is negative. Otherwise
-            :math:`\xi_{ii}` is negative if distances are small for :math:`\alpha`, and :math:`u_i` lies beyond the other models.
-        proximal: how a client minimises the second term. ``"closed_form"``: after the optimizer's step with rate :math:`\eta`,
-            exactly, :math:`w \leftarrow (w + c\,u) / (1 + c)`, :math:`c = \eta \lambda / \alpha_k`. ``"gradient"``: as a part of
-            the loss, which diverges if c is above 2 (3.8 with momentum 0.9).
         start: where training starts: from the client's ``own`` model, or, for weights that are not negative, the ``cloud`` model.
         **kwargs: see :class:`.FederatedModule`.
     """
@@ -80,8 +75,6 @@ class FedAMP(FederatedModule):
         alpha_decay: PositiveFloat = 0.1,
         alpha_every: PositiveInt = 30,
         self_weight: ClosedUnitInterval | None = None,
-        simplex: bool = False,
-        proximal: Literal["closed_form", "gradient"] = "closed_form",
         start: Literal["own", "cloud"] = "own",
         **kwargs: Any,
     ) -> None:
@@ -90,8 +83,6 @@ class FedAMP(FederatedModule):
         self.alpha, self.alpha_decay, self.alpha_every = alpha, alpha_decay, alpha_every
         self.sigma = sigma
         self.self_weight = self_weight
-        self.simplex = simplex
-        self.proximal = proximal
         self.start = start
         self.is_drawn = False  # towards a cloud model, which a client that trains alone does not have
 
@@ -130,24 +121,11 @@ class FedAMP(FederatedModule):
         r""":math:`\alpha_k` of a round, counted from 1."""
         return self.alpha * self.alpha_decay ** ((round - 1) // self.alpha_every)
 
-    def strength(self) -> float:
-        r""":math:`\lambda / \alpha_k` of the running round."""
-        return self.lam / self.step_size(self.rounds_before + 1)
-
-    def phases(self) -> list[Phase]:
-        """FedAvg's phase, with the proximal term if that is a part of the loss."""
-        penalty = self.proximal_term if self.is_drawn and self.proximal == "gradient" else None
-        return [self.local_phase("local", list(self.parameters()), self.client_loss, penalty=penalty)]
-
-    def proximal_term(self) -> Tensor:
-        r""":math:`\frac{\lambda}{2 \alpha_k} \lVert w - u_i \rVert^2`, over the trainable parameters."""
-        distance = half_squared_distance(self.cloud.counterparts(self).values(), self.cloud.values())
-        return torch.as_tensor(self.strength() * distance, device=self.device)
-
     def after_step(self, optimizer: Optimizer) -> None:
-        """Take the proximal step of the second term, if that is not a part of the loss."""
-        if self.is_drawn and self.proximal == "closed_form" and self.phase.name == "local":
-            proximal_step(optimizer, {p: self.cloud[name] for name, p in self.cloud.counterparts(self).items()}, self.strength())
+        r"""A step towards the cloud model, of strength :math:`\lambda / \alpha_k`; fine-tuning takes none."""
+        if self.is_drawn and self.phase.name == "local":
+            anchors: dict[Tensor, Tensor] = {p: self.cloud[name] for name, p in self.cloud.counterparts(self).items()}
+            proximal_step(optimizer, anchors, self.lam / self.step_size(self.rounds_before + 1))
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """A server that keeps and mixes the latest parameters of all clients."""
@@ -179,18 +157,19 @@ class CloudServer(PersonalServer):
         if next(iter(self.client_state), None) is None:
             return Broadcast(self.state)
         if client.id not in self._ready:
-            cohort, size = [one.id for one in self.cohort], at_a_time(self.size)
+            cohort, size, initial = [one.id for one in self.cohort], at_a_time(self.size), flatten(self.state)
+            vectors = Vectors(self.client_state, MODEL, sorted({*self.client_state, *cohort}), self.size, default=initial)
+            if self._weights is None:
+                self._weights = self.weights(vectors, cohort)
             first = cohort.index(client.id) // size * size
-            self._ready = self.clouds(cohort, slice(first, first + size))
+            some = slice(first, first + size)
+            mixed = mixtures(vectors, self._weights[some], initial.dtype, about=initial)
+            self._ready = {one: unflatten(cloud, self.state) for one, cloud in zip(cohort[some], mixed, strict=True)}
         return Broadcast(self._ready[client.id])
 
     def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
         """Empty: the client's own model is evaluated."""
         return Broadcast({})
-
-    def vectors(self, clients: Iterable[int]) -> Vectors:
-        """The last parameters of all clients, and of these clients, in the clients' order."""
-        return Vectors(self.client_state, MODEL, sorted({*self.client_state, *clients}), self.size, default=flatten(self.state))
 
     def weights(self, vectors: Vectors, clients: Sequence[int]) -> Tensor:
         r""":math:`\xi` of the given clients, one row each, in float64."""
@@ -204,22 +183,8 @@ class CloudServer(PersonalServer):
             likeness = (method.sigma * cosines(vectors, rows)).where(others, -torch.inf).softmax(dim=1)
             weights = (1 - method.self_weight) * likeness.nan_to_num(0.0)  # without other clients: zeros
         weights[range(len(rows)), rows] = 1 - weights.sum(dim=1)
-        return on_simplex(weights) if method.simplex else weights
-
-    def clouds(self, cohort: Sequence[int], some: slice) -> dict[int, State]:
-        """Cloud models of a part of the cohort."""
-        vectors = self.vectors(cohort)
-        if self._weights is None:
-            self._weights = self.weights(vectors, cohort)
-        initial = flatten(self.state)
-        mixed = mixtures(vectors, self._weights[some], initial.dtype, about=initial)
-        return {client: unflatten(cloud, self.state) for client, cloud in zip(cohort[some], mixed, strict=True)}
+        return weights
 
     def state_of(self, update: ClientUpdate) -> State:
         """The client's parameters, as a vector."""
         return {MODEL: flatten({name: update.state[name] for name in self.state})}
-
-    def update_clients(self, clients: Sequence[int]) -> dict[str, float]:
-        """Store the updates and discard the cloud models made of the previous ones."""
-        self._weights, self._ready = None, {}
-        return super().update_clients(clients)

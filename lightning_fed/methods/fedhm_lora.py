@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from lightning_fed.core import ClientInfo, ClientUpdate, FederationError, Server, State
 from lightning_fed.methods.families.adapter_module import default_adam
-from lightning_fed.methods.families.lora import LoRAModule
+from lightning_fed.methods.families.lora import LoRAModule, refuse_persistent
 from lightning_fed.methods.families.model_sizes import Assignment
 from lightning_fed.methods.fedhm import Anchor, Decomposed, FedHMServer
 from lightning_fed.models.adapters import COMMON
@@ -88,6 +88,7 @@ class FedHMLoRA(LoRAModule):
     ) -> None:
         if min(ranks, default=0) < 1:
             raise FederationError(f"ranks is {list(ranks)}: give at least one, and none below 1.")
+        refuse_persistent(type(self).__name__, kwargs)
         super().__init__(
             backbone,
             num_classes,

@@ -26,9 +26,6 @@ from lightning_fed.models import Backbones
 from lightning_fed.models.factory import name_of
 from lightning_fed.options import NonNegativeFloat, PositiveInt
 
-PROTOTYPES = "prototypes/"
-"""What the names of prototypes on the wire begin with; see :mod:`lightning_fed.core.class_rows`."""
-
 
 class FedProto(ClassRowsModule):
     r"""Clients with networks of any architecture exchange class prototypes, and regularize their features towards the global ones.
@@ -59,15 +56,13 @@ class FedProto(ClassRowsModule):
             as the authors evaluate.
         prototypes: which features are averaged: of all training examples with the trained network in eval mode (``trained``), or
             of the passes of the ``last_epoch``, with changing weights and dropout, as in the authors' code.
-        weighting: how clients' prototypes of a class are weighted: by the number of ``examples``, or ``uniform``, as in the
-            authors' code; then no counts travel.
-        **kwargs: see :class:`.FederatedModule`.
+        **kwargs: see :class:`.FederatedModule`. ``weighting`` is that of clients' prototypes of a class: by the number of
+            ``examples``, or ``uniform``, as in the authors' code; then no counts travel.
 
     Raises:
         FederationError: for a task without classes.
     """
 
-    prefix = PROTOTYPES
     needs_classes = "prototypes are those of classes: use another method."
 
     def __init__(
@@ -78,7 +73,6 @@ class FedProto(ClassRowsModule):
         predict: Literal["head", "prototypes"] = "head",
         candidates: Literal["all", "own"] = "all",
         prototypes: Literal["trained", "last_epoch"] = "trained",
-        weighting: Literal["examples", "uniform"] = "examples",
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, **kwargs)
@@ -86,7 +80,6 @@ class FedProto(ClassRowsModule):
         self.predicts_with = predict
         self.candidates = candidates
         self.prototypes_of = prototypes
-        self.weighting = weighting
         self.passing: list[tuple[Tensor, Tensor]] = []  # features and labels of the last step's batches
         self.passed_by: State = {}  # sums over the running epoch
         self.own: State = {}  # what is sent
@@ -132,7 +125,7 @@ class FedProto(ClassRowsModule):
         if sums or self.passed_by:
             means, counts = class_means(sums or self.passed_by)
             weights = counts if self.weighting == "examples" else None
-            self.own = pack_rows(PROTOTYPES, means.to(self.rows.dtype), counts > 0, weights)
+            self.own = pack_rows(means.to(self.rows.dtype), counts > 0, weights)
 
     def client_loss(self, batch: Any) -> Tensor:
         """The loss of the head's logits plus λR."""
@@ -204,7 +197,7 @@ def combine_by_class(updates: Iterable[tuple[State, float]], state: State) -> St
     """
     mean, known = EntryMean({"prototypes": state["prototypes"]}), state["known"]
     for update, _ in updates:
-        rows, counts = unpack_rows(PROTOTYPES, update, state["prototypes"])
+        rows, counts = unpack_rows(update, state["prototypes"])
         mean.add({"prototypes": rows}, rows={"prototypes": counts})
         known = known | (counts > 0)
     return mean.result() | {"known": known}
@@ -218,13 +211,15 @@ class PrototypeServer(ClassRowsServer):
         weighting: ``examples`` if counts travel, else ``uniform``.
     """
 
-    prefix = PROTOTYPES
-
     def __init__(self, like: Tensor, weighting: Literal["examples", "uniform"]) -> None:
         state = {"prototypes": torch.zeros_like(like), "known": torch.zeros(len(like), dtype=torch.bool)}
         super().__init__(state, weighting, combine=combine_by_class)
         self.like, self.counted = like, weighting == "examples"
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
+        return self.common_broadcast()
+
+    def common_broadcast(self) -> Broadcast:
+        """The prototypes that there are."""
         known = self.state["known"]
-        return Broadcast(pack_rows(PROTOTYPES, self.state["prototypes"], known) if known.any() else {})
+        return Broadcast(pack_rows(self.state["prototypes"], known) if known.any() else {})

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, Server, State
 from lightning_fed.methods.families.exact_lora import ExactLoRA, ExactServer, Gathered, Matrices
+from lightning_fed.methods.families.lora import refuse_persistent
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.factorize import Energy
 from lightning_fed.nn.low_rank_sums import product_spectrum, stacked
@@ -48,6 +49,7 @@ class FlexLoRA(ExactLoRA):
     def __init__(
         self, backbone: TransformerFactory, num_classes: PositiveInt | None = None, partition: Partition = "none", **kwargs: Any
     ) -> None:
+        refuse_persistent(type(self).__name__, kwargs)
         super().__init__(backbone, num_classes, persistent=False, **kwargs)
         self.partition: Partition = partition
 

@@ -8,6 +8,7 @@ import torch
 
 from lightning_fed.core import Broadcast, ClientInfo, Server, State
 from lightning_fed.methods.families.exact_lora import ExactLoRA, ExactServer, Gathered, Matrices
+from lightning_fed.methods.families.lora import refuse_persistent
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.low_rank_sums import stacked
 from lightning_fed.options import PositiveInt
@@ -39,6 +40,7 @@ class FLoRA(ExactLoRA):
     weighting: Literal["examples", "uniform"] = "examples"
 
     def __init__(self, backbone: TransformerFactory, num_classes: PositiveInt | None = None, **kwargs: Any) -> None:
+        refuse_persistent(type(self).__name__, kwargs)
         super().__init__(backbone, num_classes, persistent=False, **kwargs)
 
     def load_broadcast(self, broadcast: Broadcast) -> None:

@@ -12,7 +12,7 @@ from torch.nn.utils.parametrize import register_parametrization
 
 from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, PartialUpdate, Server, State
 from lightning_fed.methods.families.adapter_module import default_adam
-from lightning_fed.methods.families.lora import LoRAModule
+from lightning_fed.methods.families.lora import LoRAModule, refuse_persistent
 from lightning_fed.models.adapters import COMMON, adapted_layers
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.factorize import Spectrum
@@ -74,6 +74,7 @@ class SLoRA(LoRAModule):
         steps: NonNegativeInt | None = None,
         **kwargs: Any,
     ) -> None:
+        refuse_persistent(type(self).__name__, kwargs)
         super().__init__(backbone, num_classes, optimizer=optimizer, steps=steps, persistent=False, **kwargs)
         if not 0 < density <= 1:
             raise FederationError(f"density is {density}: give the share of entries that the masks select, in (0, 1].")

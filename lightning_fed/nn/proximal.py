@@ -26,16 +26,3 @@ def proximal_step(optimizer: Optimizer, anchors: Mapping[Tensor, Tensor], streng
         own = [p for p in group["params"] if p in anchors]
         way = group["lr"] * strength
         torch._foreach_lerp_(own, [anchors[p] for p in own], way / (1 + way))
-
-
-def on_simplex(weights: Tensor) -> Tensor:
-    """The nearest non-negative weights that sum to 1, row by row (Duchi et al., ICML 2008, Figure 1).
-
-    Args:
-        weights: ``(m, n)``.
-    """
-    falling = weights.sort(dim=1, descending=True).values
-    excess = falling.cumsum(dim=1) - 1
-    count = torch.arange(1, weights.shape[1] + 1, dtype=weights.dtype)
-    last = (falling * count > excess).sum(dim=1, keepdim=True)
-    return (weights - excess.gather(1, last - 1) / last).clamp_(min=0)

@@ -51,7 +51,7 @@ def test_prototypes_of_the_last_epoch_are_of_all_its_batches() -> None:
     rows = []
     for batch_size, accumulate in ((24, 1), (8, 3)):
         federation = new_federation(1)
-        module = FedProto(Net, CLASSES, sgd, prototypes="last_epoch", accumulate=accumulate)
+        module = FedProto(Net, CLASSES, optimizer=sgd, prototypes="last_epoch", accumulate=accumulate)
         federation.fit(module, new_data(2, 96, batch_size=batch_size))
         rows.append(federation.run.server.state["prototypes"])
     torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-5)
@@ -63,6 +63,7 @@ def test_prototypes_of_the_last_epoch_are_of_all_its_batches() -> None:
         ("PF2LoRA", "has a training step of its own"),
         ("PFedMe", "has a loss that is not a mean"),
         ("APFL", "has a loss that is not a mean"),
+        ("FedAS", "has a loss that is not a mean"),
         ("FedKD", "has a loss that is not a mean"),
         ("PFedGate", "has a loss that is not a mean"),
     ],

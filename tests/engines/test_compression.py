@@ -83,6 +83,14 @@ def test_what_is_owed_for_a_tensor_that_rests_waits() -> None:
     assert owed["v"] is waiting["v"]
 
 
+def test_what_is_owed_comes_with_the_rest_of_an_adapter_that_lost_a_rank() -> None:
+    """Which is sent whole; what was owed of the dropped rank is dropped."""
+    owed, kept = {"a": numbers(3, 4)}, numbers(2, 4, seed=1)
+    sent, left = Compression("topk", share=0.2).compress_update({"a": kept}, {"a": numbers(3, 4, seed=2)}, owed, "a")
+    assert torch.equal(sent["a"], kept + owed["a"][:2])
+    assert left == {}
+
+
 def test_topk_sends_the_largest() -> None:
     state, received = {"w": torch.tensor([1.0, 5.0, 2.0, -7.0])}, {"w": torch.tensor([0.0, 0.0, 0.0, 1.0])}
     sent, owed = Compression("topk", share=0.5).compress_update(state, received, {}, state)

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 from tiny import CLASSES, Net, NoisyNet, Recording, WideNet, momentum, new_data, private_states, same, sgd
-from tiny_loops import batches
-from tiny_rounds import fit
+from tiny_loops import step, turn_of
+from tiny_rounds import check_update, fit
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.core.aggregation import check_update
-from lightning_fed.core.class_rows import present_classes
+from lightning_fed.core.class_rows import COUNTS, LABELS, ROWS, present_classes
 from lightning_fed.core.messages import Broadcast, ClientUpdate
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClassesPerClient, InMemory
@@ -21,13 +20,12 @@ from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FD, Standalone
-from lightning_fed.methods.fd import OUTPUTS, DistillationServer
+from lightning_fed.methods.fd import DistillationServer
 from lightning_fed.storage.client_store import ClientStore, RoundStore
 from lightning_fed.tensors import State, count_bytes, count_floats, pack_bits
 
 INFO = new_data().clients[1]
 NETWORKS: Any = [Net, WideNet]
-ROWS, LABELS, COUNTS = f"{OUTPUTS}rows", f"{OUTPUTS}labels", f"{OUTPUTS}counts"
 
 
 fit = partial(fit, rounds=3)
@@ -71,7 +69,7 @@ def merge(server: DistillationServer, round: int, *updates: ClientUpdate) -> Non
 def teachers(server: DistillationServer, client: ClientInfo) -> dict[int, Tensor]:
     """What a client is taught, by label."""
     state = server.broadcast(client).state
-    labels = present_classes(OUTPUTS, state, CLASSES).nonzero().flatten().tolist()
+    labels = present_classes(state, CLASSES).nonzero().flatten().tolist()
     return dict(zip(labels, state.get(ROWS, torch.empty(0)), strict=True))
 
 
@@ -141,8 +139,8 @@ def test_a_mean_may_count_by_its_outputs(rows: list[dict[int, Tensor]], tmp_path
     [
         ({LABELS: torch.zeros(3, dtype=torch.uint8)}, "of shape"),
         ({LABELS: torch.zeros(1)}, "of shape"),
-        ({ROWS: torch.ones(2, CLASSES)}, r"'outputs/rows' of shape \(2, 4\), expected \(3, 4\)"),
-        ({COUNTS: torch.ones(3)}, "'outputs/counts' of torch.float32, expected torch.int32"),
+        ({ROWS: torch.ones(2, CLASSES)}, r"'classes/rows' of shape \(2, 4\), expected \(3, 4\)"),
+        ({COUNTS: torch.ones(3)}, "'classes/counts' of torch.float32, expected torch.int32"),
     ],
 )
 def test_an_update_that_contradicts_itself_is_refused(
@@ -247,7 +245,7 @@ def test_outputs_are_added_up_over_all_epochs_and_sent_by_label() -> None:
         expected = torch.stack([logits[y == label].softmax(dim=1).mean(dim=0) for label in labels])
         torch.testing.assert_close(update.state[ROWS], expected)
         assert update.state[COUNTS].tolist() == [int((y == label).sum()) for label in labels]
-        assert torch.equal(present_classes(OUTPUTS, update.state, CLASSES).nonzero().flatten(), labels)
+        assert torch.equal(present_classes(update.state, CLASSES).nonzero().flatten(), labels)
 
 
 # ----------------------------------------------------------------------------------------------------------------- the rounds
@@ -258,6 +256,12 @@ def test_outputs_are_added_up_over_all_epochs_and_sent_by_label() -> None:
 def test_without_the_second_term_it_is_standalone_bit_for_bit(participation: float) -> None:
     ours = fit(FD(NETWORKS, CLASSES, 0.0, optimizer=momentum, epochs=2), participation=participation)
     assert_same_networks(ours, fit(Standalone(NETWORKS, CLASSES, momentum, epochs=2), participation=participation))
+
+
+def test_a_module_of_the_server_has_no_teacher() -> None:
+    module = fit(FD(Net, CLASSES, optimizer=momentum), rounds=2).server_module()
+    assert isinstance(module, FD)
+    assert not module.knows_any
 
 
 def test_a_lone_client_is_standalone_bit_for_bit() -> None:
@@ -288,17 +292,14 @@ def bare_rounds(initial: list[State], cohorts: list[list[int]], gamma: float, ep
                     teacher[label] = torch.stack(others).mean(dim=0)
             optimizer = momentum(networks[k].parameters())
             outputs: dict[int, list[Tensor]] = {}
-            for epoch in range(epochs):
-                for x, y in batches(data, k, round, epoch):
-                    optimizer.zero_grad()
-                    logits = networks[k](x)
-                    loss = cross_entropy(logits, y)
-                    for out, label in zip(logits, y.tolist(), strict=True):
-                        if label in teacher:
-                            loss = loss + gamma * cross_entropy(out[None], teacher[label][None]) / len(y)
-                        outputs.setdefault(label, []).append(out.detach().softmax(dim=0))
-                    loss.backward()
-                    optimizer.step()
+            for x, y in turn_of(data, k, round, epochs):
+                logits = networks[k](x)
+                loss = cross_entropy(logits, y)
+                for out, label in zip(logits, y.tolist(), strict=True):
+                    if label in teacher:
+                        loss = loss + gamma * cross_entropy(out[None], teacher[label][None]) / len(y)
+                    outputs.setdefault(label, []).append(out.detach().softmax(dim=0))
+                step(optimizer, loss)
             new[k] = {label: torch.stack(rows).mean(dim=0) for label, rows in outputs.items()}
         means = new
     return [{f"backbone.{name}": t for name, t in network.state_dict().items()} for network in networks]
@@ -313,8 +314,7 @@ def test_rounds_are_those_of_a_bare_loop(participation: float) -> None:
     initial = [FD(NETWORKS, CLASSES).for_client(client).private_state() for client in federation.run.clients]
     expected = bare_rounds(initial, cohorts, 0.5, 2)
     for client, private in private_states(federation).items():
-        for name, tensor in private.items():
-            torch.testing.assert_close(tensor, expected[client][name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(private, expected[client], rtol=1e-4, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------------------------- the wire
@@ -343,7 +343,7 @@ def test_data_whose_labels_are_no_classes_are_refused() -> None:
 
 def test_a_broadcast_that_does_not_fit_is_refused() -> None:
     module = FD(Net, CLASSES).for_client(INFO)
-    with pytest.raises(FederationError, match=r"The payload for FD has 'outputs/rows' of shape \(3, 4\), expected \(1, 4\)"):
+    with pytest.raises(FederationError, match=r"The payload for FD has 'classes/rows' of shape \(3, 4\), expected \(1, 4\)"):
         module.load_broadcast(
             Broadcast({ROWS: torch.ones(3, CLASSES), LABELS: pack_bits(torch.tensor([True, False, False, False]))})
         )

@@ -9,24 +9,23 @@ import pytest
 import torch
 from often import mostly_slow
 from tiny import CLASSES, Net, NoisyNet, Recording, WideNet, momentum, new_data, private_states, same
-from tiny_loops import batches
+from tiny_loops import batches, step, stripped
 from tiny_rounds import Changing, fit
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.core.class_rows import pack_rows
+from lightning_fed.core.class_rows import COUNTS, LABELS, ROWS, pack_rows
 from lightning_fed.core.messages import Broadcast, ClientUpdate
 from lightning_fed.data import ClassesPerClient, InMemory
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedProto, Standalone
-from lightning_fed.methods.fedproto import PROTOTYPES, PrototypeServer
+from lightning_fed.methods.fedproto import PrototypeServer
 from lightning_fed.models import CNN1, CNN5
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import State
 
 TWO = [Net, WideNet]
-ROWS, LABELS, COUNTS = f"{PROTOTYPES}rows", f"{PROTOTYPES}labels", f"{PROTOTYPES}counts"
 
 
 fit = partial(fit, rounds=3)
@@ -46,7 +45,7 @@ def packed(rows: dict[int, list[float]], counts: list[int] | None = None) -> Sta
     table, present = torch.zeros(CLASSES, len(next(iter(rows.values())))), torch.zeros(CLASSES, dtype=torch.bool)
     for label, row in rows.items():
         table[label], present[label] = torch.tensor(row), True
-    return pack_rows(PROTOTYPES, table, present, None if counts is None else torch.tensor(counts))
+    return pack_rows(table, present, None if counts is None else torch.tensor(counts))
 
 
 def training_data(data: InMemory, client: int) -> tuple[Tensor, Tensor]:
@@ -88,9 +87,7 @@ def test_rounds_are_those_of_a_bare_loop(weighting: Any, source: Any) -> None:
                         seen.setdefault(label, []).append(row.detach())
                         if label in center:
                             apart = apart + (row - center[label]).square().sum()
-                    optimizer.zero_grad()
-                    (cross_entropy(network.head(z), y) + lam * apart / z.numel()).backward()
-                    optimizer.step()
+                    step(optimizer, cross_entropy(network.head(z), y) + lam * apart / z.numel())
             if source == "trained":
                 inputs, labels = training_data(data, k)
                 with torch.no_grad():
@@ -107,8 +104,7 @@ def test_rounds_are_those_of_a_bare_loop(weighting: Any, source: Any) -> None:
         torch.testing.assert_close(ours[str(label)], tensor, rtol=1e-4, atol=1e-6)
     for k, network in enumerate(networks):
         kept = federation.run.store.get(k)
-        for name, tensor in network.state_dict().items():
-            torch.testing.assert_close(kept[f"backbone.{name}"], tensor, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(stripped(kept), network.state_dict(), rtol=1e-4, atol=1e-6)
 
 
 def test_prototypes_pull_only_once_there_are_any() -> None:
@@ -117,6 +113,14 @@ def test_prototypes_pull_only_once_there_are_any() -> None:
     for rounds in (1, 2):
         ends = [private_states(fit(model, rounds=rounds)) for model in (one, other)]
         assert all(same(ends[0][k], ends[1][k]) for k in range(3)) == (rounds == 1)
+
+
+def test_a_module_of_the_server_has_its_prototypes() -> None:
+    federation = fit(FedProto(TWO, CLASSES, optimizer=momentum))
+    module = federation.server_module()
+    assert isinstance(module, FedProto)
+    assert module.known.equal(federation.run.server.state["known"])
+    assert module.rows[module.known].equal(federation.run.server.state["prototypes"][module.known])
 
 
 @pytest.mark.parametrize("source", ["trained", "last_epoch"])
@@ -196,15 +200,15 @@ def test_the_servers_state_has_one_shape_in_all_rounds() -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda state: state | {COUNTS: 0 * state[COUNTS]}, r"'prototypes/counts' down to 0, expected at least 1"),
-        (lambda state: state | {COUNTS: -3 * state[COUNTS]}, r"'prototypes/counts' down to -\d+, expected at least 1"),
-        (lambda state: state | {COUNTS: state[COUNTS].float()}, r"'prototypes/counts' of torch\.float32, expected torch\.int32"),
+        (lambda state: state | {COUNTS: 0 * state[COUNTS]}, r"'classes/counts' down to 0, expected at least 1"),
+        (lambda state: state | {COUNTS: -3 * state[COUNTS]}, r"'classes/counts' down to -\d+, expected at least 1"),
+        (lambda state: state | {COUNTS: state[COUNTS].float()}, r"'classes/counts' of torch\.float32, expected torch\.int32"),
         (lambda state: state | {LABELS: torch.tensor([0], dtype=torch.uint8)}, r"of shape \(4, 6\), expected \(0, 6\)"),
         (lambda state: state | {LABELS: state[LABELS].float()}, r"of shape \(4, 6\), expected \(0, 6\)"),
-        (lambda state: state | {"prototypes/4": state[ROWS][0]}, r"holds 'prototypes/4', which does not belong there"),
-        (lambda state: {name: state[name] for name in (ROWS, LABELS)}, r"lacks 'prototypes/counts'"),
-        (lambda state: state | {ROWS: torch.zeros(4, 3)}, r"'prototypes/rows' of shape \(4, 3\), expected \(4, 6\)"),
-        (lambda state: state | {ROWS: torch.full((4, 6), torch.nan)}, r"holds NaN or infinity in 'prototypes/rows'"),
+        (lambda state: state | {"classes/4": state[ROWS][0]}, r"holds 'classes/4', which does not belong there"),
+        (lambda state: {name: state[name] for name in (ROWS, LABELS)}, r"lacks 'classes/counts'"),
+        (lambda state: state | {ROWS: torch.zeros(4, 3)}, r"'classes/rows' of shape \(4, 3\), expected \(4, 6\)"),
+        (lambda state: state | {ROWS: torch.full((4, 6), torch.nan)}, r"holds NaN or infinity in 'classes/rows'"),
     ],
 )
 def test_what_is_no_prototype_is_refused_with_its_client(change: Any, complaint: str) -> None:
@@ -217,9 +221,7 @@ def test_networks_of_other_widths_are_refused() -> None:
     with pytest.raises(FederationError, match=r"^Client 1's network, Net, has 6 features, but Net has 3: choose networks"):
         fit(FedProto([partial(Net, width=0.5), Net], CLASSES))
     module = FedProto(Net, CLASSES).for_client(new_data().clients[0])
-    with pytest.raises(
-        FederationError, match=r"^The payload for FedProto has 'prototypes/rows' of shape \(1, 3\), expected \(1, 6\)"
-    ):
+    with pytest.raises(FederationError, match=r"^The payload for FedProto has 'classes/rows' of shape \(1, 3\), expected \(1, 6\)"):
         module.load_broadcast(Broadcast(packed({0: [0.0] * 3})))
 
 

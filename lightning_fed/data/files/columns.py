@@ -121,12 +121,12 @@ def _is_whole(text: str) -> bool:
 
 
 def is_number(text: str) -> bool:
-    """Whether Python can convert the text to a float."""
+    """Whether the text is a number, which is also not as Python groups its digits (1_0)."""
     try:
         float(text)
     except ValueError:
         return False
-    return True
+    return "_" not in text
 
 
 def read_parquet(file: Path) -> Any:

@@ -1,6 +1,7 @@
 """Tables of numbers in CSV and Parquet files."""
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -23,13 +24,16 @@ from lightning_fed.data.files.columns import (
     read_columns,
     refuse_missing,
 )
-from lightning_fed.data.files.table import Table, TableData, sets_of
+from lightning_fed.data.files.table import FEW, Table, TableData, sets_of
 from lightning_fed.data.lines import csv_table, unpacked
 from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.tabular.scaled import ScaledColumns
 from lightning_fed.errors import FederationError, require
 
 log = logging.getLogger(__name__)
+
+WHOLE = 2**24
+"""The largest number up to which float32 has all whole numbers."""
 
 
 class CSVFiles(ScaledColumns, TableData):
@@ -50,9 +54,9 @@ class CSVFiles(ScaledColumns, TableData):
         categorical: names of the categorical columns (one-hot encoded, in place of the column), or the ordered categories of each,
             for when not every client has all of them. Otherwise categories are sorted, numerically if all are numbers.
         columns: names of the columns, for files without a header.
-        task: what is predicted: one of several classes; yes or no, with one output (``binary``: the second of two classes);
-            numbers; or the time to an event. For partitions by label, the labels of numbers are quarters of the examples, and those
-            of times the events.
+        task: what is predicted: one of several classes; yes or no, with one output (``binary``: yes is the second of two classes,
+            in the order of ``classes``, else of the alphabet in any case); numbers; or the time to an event. For partitions by
+            label, the labels of numbers are quarters of the examples, and those of times the events.
         **kwargs: see :class:`TableData`, and :class:`lightning_fed.data.tabular.scaled.ScaledColumns` for ``standardize`` and
             ``impute``. Empty fields, ``?``, ``NA``, ``N/A``, ``NaN``, ``null`` and ``None`` are missing values; among targets,
             they are classes if ``classes`` lists them. For missing categories, their frequencies are imputed.
@@ -132,6 +136,8 @@ class CSVFiles(ScaledColumns, TableData):
         owner = self.partition.column if isinstance(self.partition, ByColumn) else None
         other_use = {*self.target, self.split_column, owner}
         names = self.input or [name for name in header if name not in other_use]
+        if self.input is None:
+            self._warn_of_identifiers({name: columns[name] for name in names})
         require(
             "" not in names or self.input is not None,
             f"{files[0]} has a column without a name, as pandas writes the numbers of rows, which would be an input: take it out "
@@ -158,7 +164,12 @@ class CSVFiles(ScaledColumns, TableData):
         targets = [columns.pop(name) for name in self.target]
         of_set = None if sets is None else np.repeat(sets, sizes)
         if self.predicts_labels:
-            return Table(inputs, self._classes_of(targets[0], files), columns, of_set)
+            classes, called = self._classes_of(targets[0], files), None
+            if self.problem == "binary" and classes.dtype.kind == "U":
+                found_classes, classes = np.unique(classes, return_inverse=True)
+                called = sorted(found_classes.tolist(), key=lambda each: (each.casefold(), each))
+                classes = np.array([called.index(each) for each in found_classes.tolist()])[classes]
+            return Table(inputs, classes, columns, of_set, called)
         numbers = np.column_stack([self._quantities(*each, files) for each in zip(self.target, targets, strict=True)])
         if self.problem == "survival":
             self._refuse_times(numbers, targets, files)
@@ -200,6 +211,21 @@ class CSVFiles(ScaledColumns, TableData):
             )
         return missing
 
+    def _warn_of_identifiers(self, inputs: Mapping[str, NDArray[Any]]) -> None:
+        """Warn about columns that are inputs only because no columns were named, and that have another name or whole number in each
+        example.
+        """
+        for name, values in inputs.items():
+            for part in (values[:1000], values):  # most columns repeat themselves soon
+                numbered = name in self.categorical or np.char.isdecimal(np.char.strip(part)).all()
+                if not numbered or len(part) <= FEW or len(np.unique(part)) < len(part):
+                    break
+            else:
+                log.warning(
+                    f"{self.path}: the column {name!r}, which is an input, differs in all {len(values)} examples, as an identifier "
+                    "does: name the columns to use with --data.init_args.input."
+                )
+
     def _one_hot(self, name: str, values: NDArray[Any], files: list[Path]) -> tuple[list[str], NDArray[np.float32]]:
         """Names of a categorical column's one-hot columns, and their values; NaN for missing values."""
         missing, values = self._missing(name, values, files), np.char.strip(values)
@@ -231,8 +257,10 @@ class CSVFiles(ScaledColumns, TableData):
             values = np.where(missing, "0", values)
         try:
             numbers = values.astype(np.float32)
-            bad = int(np.argmin(np.isfinite(numbers)))
-            if np.isfinite(numbers[bad]):
+            fine = np.isfinite(numbers) & (np.char.find(values, "_") < 0)  # Python reads 1_0 as 10
+            bad = int(np.argmin(fine))
+            if fine[bad]:
+                self._warn_of_lost_digits(name, values, numbers)
                 return np.where(missing, np.float32(np.nan), numbers)
         except ValueError:
             bad = next(place for place, value in enumerate(values.tolist()) if not is_number(value))
@@ -241,6 +269,18 @@ class CSVFiles(ScaledColumns, TableData):
             f"{self._place(bad, files)} has {str(values[bad])!r:.60} in the column {name!r}, which is not a number: correct it"
             f"{remedy}."
         )
+
+    def _warn_of_lost_digits(self, name: str, values: NDArray[Any], numbers: NDArray[np.float32]) -> None:
+        """Warn about a column whose whole numbers are so large that different ones become equal."""
+        if np.abs(numbers).max() < WHOLE:
+            return
+        exact = values.astype(np.float64)
+        distinct, left = len(np.unique(exact)), len(np.unique(numbers))
+        if left < distinct and (exact == np.floor(exact)).all():
+            log.warning(
+                f"{self.path}: the column {name!r} has whole numbers above {WHOLE}, which float32 rounds: of {distinct} different "
+                f"ones {left} are left. Subtract a constant from the column, or divide it into parts, in the file."
+            )
 
     def _refuse_times(self, numbers: NDArray[np.float32], values: list[NDArray[Any]], files: list[Path]) -> None:
         """Refuse events other than 0 and 1, and times below 0."""

@@ -1,5 +1,6 @@
 """Your own data as a table: inputs, targets and further columns."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,6 +18,8 @@ from lightning_fed.data.partition.base import Partitioner
 from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.split import TEST, TRAIN, VAL
 from lightning_fed.errors import FederationError, require
+
+log = logging.getLogger(__name__)
 
 ROLES = {
     **dict.fromkeys(("train", "training"), TRAIN),
@@ -117,6 +120,20 @@ class TableData(FederatedDataModule):
                 self.test_share = None if self.split == "official" else self.test_share
             super().setup(stage)
             self._table = self._roles = None  # no longer needed
+            if self.predicts_labels:
+                self._warn_of_untrained_classes()
+
+    def _warn_of_untrained_classes(self) -> None:
+        """Warn about classes that are tested, but that no client trains on."""
+        labels = self._loaded().labels
+        tested = labels[torch.from_numpy(np.concatenate([split.test for split in self._splits]))].unique()
+        lacking = tested[self.label_counts().sum(dim=0)[tested] == 0].tolist()
+        if lacking:
+            names = ", ".join(repr(str(self.class_names[k] if self.class_names else k)) for k in lacking[:5])
+            log.warning(
+                f"{type(self).__name__}: {names}{', …' * (len(lacking) > 5)} among the targets occurs in test examples only, so no "
+                "client can learn it: move some to the training set, or take them out."
+            )
 
     def load(self) -> Pools:
         """The examples that are not for test, and those that are."""

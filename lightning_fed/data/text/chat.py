@@ -124,10 +124,13 @@ class ChatTemplate:
     def _check_prefix(self, prefix: str, text: str, where: str) -> None:
         if text.startswith(prefix):
             return
-        rewritten = f"{prefix[:40]!r}… is not how {text[:40]!r}… begins" if len(prefix) > 40 else "of the question"
+        same = next((place for place, pair in enumerate(zip(prefix, text, strict=False)) if pair[0] != pair[1]), len(text))
+        others = "all" if self.learn == "last_answer" else "last_answer or all"
         raise FederationError(
-            f"{where} is written in such a way that its answers cannot be told apart: the template, which marks no answers "
-            f"(no {{% generation %}}), rewrites earlier turns ({rewritten}): set learn to last_answer or all, or template."
+            f"{where} is written in such a way that its answers cannot be told apart: the template marks no answers (no "
+            f"{{% generation %}}) and writes turns differently when more follow ({prefix[same : same + 40]!r} becomes "
+            f"{text[same : same + 40]!r}). Set --data.init_args.learn to {others}, or --data.init_args.template to a template that "
+            "marks answers."
         )
 
     def render(self, messages: Sequence[Any], where: str, ask: bool = False) -> str:

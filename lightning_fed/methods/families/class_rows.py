@@ -27,9 +27,6 @@ class ClassRowsModule(FederatedModule):
     heterogeneous = True
     dynamic_payload = True
 
-    prefix: str
-    """What the names of the rows on the wire begin with."""
-
     rows: Tensor
     """Those that came last, ``(C, D)``, one per class; zero where there was none."""
 
@@ -52,17 +49,14 @@ class ClassRowsModule(FederatedModule):
         """Load the rows of the classes that have one."""
         self.knows_any = bool(payload)
         if payload:
-            check_fits(payload, expected_rows(self.prefix, payload, self.rows), f"The payload for {type(self).__name__}")
-            rows, counts = unpack_rows(self.prefix, payload, self.rows)
+            check_fits(payload, expected_rows(payload, self.rows), f"The payload for {type(self).__name__}")
+            rows, counts = unpack_rows(payload, self.rows)
             self.rows.copy_(rows)
             self.known.copy_(counts > 0)
 
 
 class ClassRowsServer(Server):
     """A server that receives a row for each class that an update declares."""
-
-    prefix: str
-    """What the names of the rows on the wire begin with."""
 
     like: Tensor
     """A table of all classes, ``(C, D)``, in the dtype that travels."""
@@ -71,9 +65,9 @@ class ClassRowsServer(Server):
     """Whether it comes with each row of how many examples it is the mean."""
 
     def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
-        return expected_rows(self.prefix, update.state, self.like, self.counted)
+        return expected_rows(update.state, self.like, self.counted)
 
     def check(self, update: ClientUpdate, sent: Broadcast, client: ClientInfo) -> None:
         """Also refuse means over zero examples."""
         super().check(update, sent, client)
-        check_counts(self.prefix, update)
+        check_counts(update)

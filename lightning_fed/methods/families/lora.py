@@ -1,6 +1,6 @@
 """Fine-tuning with low-rank adapters (LoRA, Hu et al., ICLR 2022) on one frozen network that all clients share in memory."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -138,6 +138,14 @@ class LoRAModule(AdapterModule):
         """Names of the adapters that act together, or of the common one only."""
         layer = next(iter(adapted_layers(self.backbone).values()), None)
         return list(layer.active_adapters) if layer is not None and private else [COMMON]
+
+
+def refuse_persistent(method: str, given: Mapping[str, Any]) -> None:
+    """Refuse ``persistent`` among the arguments of a method whose optimizers are new in each round, in one line."""
+    if "persistent" in given:
+        raise FederationError(
+            f"{method} got persistent={given['persistent']}, but its optimizers are new in each round: leave persistent out."
+        )
 
 
 def side_by_side(layer: Any, factor: Literal["A", "B"], adapters: Iterable[str]) -> Tensor:

@@ -358,7 +358,11 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"template": "chatlm"},
         "template='chatlm': give one of chatml, alpaca, plain, a file",
     ),
-    "unmarked": (chats(1, 2)[0], {"template": FORGETFUL}, "answers cannot be told apart: .* learn to last_answer"),
+    "unmarked": (
+        chats(1, 2)[0],
+        {"template": FORGETFUL},
+        "answers cannot be told apart: .*learn to last_answer or all, or .*template",
+    ),
     "refused": (
         roles("user", "assistant"),
         {"template": "{{ raise_exception('no x') }}"},

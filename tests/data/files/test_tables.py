@@ -1,14 +1,20 @@
 """Tables of one's own: categories, gaps and scales."""
 
+import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from tiny import new_federation
 from torch import Tensor
 
 from lightning_fed.data import CSVFiles, TableData
 from lightning_fed.errors import FederationError
+from lightning_fed.methods import FedAvg
+from lightning_fed.models import MLP
 
 LINES = {
     "north": ["30,1,120,no,train", "50,2,?,yes,train", "40,1,140,no,test"],
@@ -156,9 +162,10 @@ def test_a_column_without_a_number_is_named() -> None:
         table().setup()
 
 
-def test_what_is_neither_missing_nor_a_number_is_refused_though_gaps_are_imputed() -> None:
-    write(north=["30,1,?,no,train", "50,2,low,yes,train", "40,1,140,no,test"])
-    with pytest.raises(FederationError, match=r"north.csv, line 3, has 'low' in the column 'pressure'"):
+@pytest.mark.parametrize("wrong", ["low", "1_0"])
+def test_what_is_neither_missing_nor_a_number_is_refused_though_gaps_are_imputed(wrong: str) -> None:
+    write(north=["30,1,?,no,train", f"50,2,{wrong},yes,train", "40,1,140,no,test"])
+    with pytest.raises(FederationError, match=rf"north.csv, line 3, has '{wrong}' in the column 'pressure'"):
         table().setup()
 
 
@@ -231,6 +238,58 @@ def test_yes_or_no_has_one_output_and_two_labels(caplog: pytest.LogCaptureFixtur
         len(caplog.messages)
     )
     assert data.label_counts().tolist() == [[1, 1], [0, 2]]
+
+
+@pytest.mark.parametrize(
+    ("no", "yes", "classes", "expected"),
+    [("negative", "Positive", None, "Positive"), ("N", "y", None, "y"), ("9", "10", None, "10"), ("a", "b", ["b", "a"], "a")],
+)
+def test_yes_is_the_second_class_in_the_order_of_names_whatever_their_case(
+    no: str, yes: str, classes: list[str] | None, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run says it, and its facts have it."""
+    Path("t.csv").write_text("\n".join(["x,y", *(f"{k % 7},{yes if k % 3 else no}" for k in range(24))]))
+    data = CSVFiles("t.csv", target="y", task="binary", num_clients=2, classes=classes)
+    model = FedAvg(partial(MLP, inputs=1, hidden=[2]), task="binary", optimizer=partial(torch.optim.SGD, lr=0.1))
+    new_federation(1, "runs", progress=True).fit(model, data)
+    said = capsys.readouterr().out.splitlines()[1]
+    assert said == f"Predicted is whether an example is {expected!r} (otherwise it is {no if expected == yes else yes!r})."
+    assert json.loads(Path("runs/version_0/run.json").read_text())["positive_class"] == expected
+    own = data.client(0).data
+    assert sum(own.labels.tolist()) == (16 if expected == yes else 8)
+
+
+ROWS = [f"{100 + k},{k % 7},{1700000000 + k},{'ab'[k % 2]}{k // 2},{k % 2}" for k in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("options", "columns"),
+    [({}, ["id", "time"]), ({"categorical": ["name"]}, ["id", "time", "name"]), ({"input": ["id", "x", "time"]}, [])],
+)
+def test_an_input_that_looks_like_an_identifier(options: Any, columns: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    keep = slice(None) if "categorical" in options else [0, 1, 2, 4]
+    lines = [line.split(",") for line in ["id,x,time,name,y", *ROWS]]
+    Path("t.csv").write_text("\n".join(",".join(np.array(line)[keep]) for line in lines))
+    CSVFiles("t.csv", target="y", num_clients=2, **options).setup()
+    doubtful = [line.partition("the column '")[2].partition("'")[0] for line in caplog.messages if "identifier" in line]
+    assert doubtful == columns
+
+
+def test_digits_that_float32_does_not_keep(caplog: pytest.LogCaptureFixture) -> None:
+    Path("t.csv").write_text("\n".join(["time,large,y", *(f"{1700000000 + k},{2**25 * (k % 3)},{k % 2}" for k in range(30))]))
+    CSVFiles("t.csv", target="y", num_clients=2, input=["time", "large"]).setup()
+    assert [line.partition(" Subtract")[0] for line in caplog.messages] == [
+        "t.csv: the column 'time' has whole numbers above 16777216, which float32 rounds: of 30 different ones 1 are left."
+    ]
+
+
+def test_a_class_that_is_only_tested(caplog: pytest.LogCaptureFixture) -> None:
+    write(south=["60,3,,yes,train", "70,1,200,no,train", "90,1,NA,maybe,test"])
+    table(batch_size=1).setup()
+    assert [line for line in caplog.messages if "test examples only" in line] == [
+        "CSVFiles: 'maybe' among the targets occurs in test examples only, so no client can learn it: move some to the training "
+        "set, or take them out."
+    ]
 
 
 def test_files_without_a_header_and_of_parquet_are_read_alike() -> None:

@@ -14,9 +14,9 @@ from tiny_adapters import HEAD, LAYER, LAYERS, WIDTH, A, B, fit, method_of, netw
 from tiny_texts import TINY_GPT2
 from torch import Tensor
 
-from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, ServerSGD, State
+from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederatedModule, FederationError, ServerSGD, State
 from lightning_fed.data import InMemory
-from lightning_fed.methods import FedExLoRA, FedSALoRA, FFALoRA, FlexLoRA, FLoRA, HOMLoRA, RoLoRA
+from lightning_fed.methods import FedExLoRA, FedHMLoRA, FedSALoRA, FFALoRA, FlexLoRA, FLoRA, HOMLoRA, RoLoRA, SLoRA
 from lightning_fed.methods.families.exact_lora import LEFT, RIGHT, WHOLE, ExactLoRA, ExactServer
 from lightning_fed.models import TransformerLM
 from lightning_fed.models.adapters import COMMON
@@ -236,6 +236,12 @@ def test_ranks_that_there_are_not(given: list[int]) -> None:
 def test_other_layers_than_linear_ones_are_refused() -> None:
     with pytest.raises(FederationError, match="word_embeddings is a Embedding, but FLoRA adapts linear layers"):
         built(FLoRA, target_modules=["word_embeddings"])
+
+
+@pytest.mark.parametrize("method", [FLoRA, FlexLoRA, FedHMLoRA, SLoRA])
+def test_an_optimizer_that_stays_is_refused(method: type[FederatedModule]) -> None:
+    with pytest.raises(FederationError, match=f"{method.__name__} got persistent=True, but its optimizers are new in each round"):
+        method("no/network", persistent=True)
 
 
 def test_a_change_that_does_not_fit_is_refused() -> None:
