@@ -13,7 +13,7 @@ from lightning_fed.storage.client_store import FileRecord
 from lightning_fed.storage.disk import write_synced
 from lightning_fed.storage.index import NAME as INDEX_NAME
 
-FORMAT = 5
+FORMAT = 6
 """Format of manifests; other formats are not read."""
 
 SERVER_FILE = "server.safetensors"
