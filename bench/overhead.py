@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy
 
 from lightning_fed import Federation
 from lightning_fed.callbacks import FederationCallback, RunView
-from lightning_fed.core.aggregation import WeightedMean, check_update
+from lightning_fed.core.aggregation import WeightedMean, check_form, check_payload
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.data import IID, FederatedDataModule, InMemory
 from lightning_fed.engines.silence import quiet_lightning
@@ -161,7 +161,7 @@ def parts_of_a_turn(case: Case, data: FederatedDataModule, new_trainer: Callable
         "load the broadcast": milliseconds(lambda: module.load_shared_state(state)),
         "Trainer and fit, less one step": fit - milliseconds(one_step),
         "harvest": milliseconds(module.shared_state),
-        "check and merge the update": milliseconds(lambda: (check_update(update, state), mean.add(state, 1))),
+        "check and merge the update": milliseconds(lambda: (check_form(update), check_payload(update, state), mean.add(state, 1))),
     }
 
 

@@ -58,8 +58,7 @@ def mean_of(states: list[State], weights: list[float]) -> State:
 
 def assert_close(one: State, other: State, atol: float) -> None:
     assert one.keys() == other.keys()
-    for name, tensor in other.items():
-        torch.testing.assert_close(one[name], tensor, rtol=0, atol=atol, check_dtype=False)
+    torch.testing.assert_close(one, other, rtol=0, atol=atol, check_dtype=False)
 
 
 def of_size(values: list[list[float]], rows: int, columns: int) -> Tensor:

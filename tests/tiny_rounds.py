@@ -1,12 +1,14 @@
 """Short federations of methods for clients of different model_size, and updates that are checked as in a round."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from tiny import new_data, new_federation
 
-from lightning_fed.core.aggregation import check_update
+from lightning_fed.core.aggregation import check_form, check_payload
 from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.server import Server
@@ -51,8 +53,33 @@ class Changing(InProcess):
             yield replace(update, state=self.change(update.state))
 
 
+def phases_of(model: FederatedModule) -> dict[str, set[str]]:
+    """Names of what each phase changed in one client's turn."""
+    changed: dict[str, set[str]] = {}
+
+    class Watch(type(model)):  # type: ignore[misc]
+        def on_train_epoch_start(self) -> None:
+            super().on_train_epoch_start()
+            self.before = copy.deepcopy(dict(self.named_parameters()))
+
+        def on_train_epoch_end(self) -> None:
+            super().on_train_epoch_end()
+            moved = {name for name, p in self.named_parameters() if not torch.equal(p, self.before[name])}
+            changed.setdefault(self.phase.name, set()).update(moved)
+
+    model.__class__ = Watch
+    fit(model, rounds=1)
+    return changed
+
+
 def two_classes_each() -> InMemory:
     return new_data(3, 120, partition=ClassesPerClient(2), test_share=0.4, batch_size=10)
+
+
+def check_update(update: ClientUpdate, expected: State) -> None:
+    """Check an update as a run does."""
+    check_form(update)
+    check_payload(update, expected)
 
 
 def checked(server: Server, updates: Iterable[ClientUpdate]) -> Iterator[ClientUpdate]:

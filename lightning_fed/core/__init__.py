@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_fed.core.aggregation import EntryMean, WeightedMean, check_payload, check_update, noted, weighted_mean
+    from lightning_fed.core.aggregation import EntryMean, WeightedMean, check_payload, noted, weighted_mean
     from lightning_fed.core.class_rows import (
         check_counts,
         class_means,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from lightning_fed.tensors import State, check_fits, pack_bits, unpack_bits, widened
 
 _HOMES = {
-    "core.aggregation": ("EntryMean", "WeightedMean", "check_payload", "check_update", "noted", "weighted_mean"),
+    "core.aggregation": ("EntryMean", "WeightedMean", "check_payload", "noted", "weighted_mean"),
     "core.class_rows": (
         "check_counts",
         "class_means",
@@ -134,7 +134,6 @@ __all__ = [
     "check_counts",
     "check_fits",
     "check_payload",
-    "check_update",
     "class_means",
     "class_sums",
     "common_bits",

@@ -107,21 +107,9 @@ def noted(updates: Iterable[ClientUpdate], note: Callable[[ClientUpdate], object
         yield update
 
 
-def check_update(update: ClientUpdate, expected: State) -> None:
-    """Check that an update has the expected names, shapes and dtypes, ordinary tensors, finite values and a valid form.
-
-    See :func:`check_form` for the form. The run calls this once, before a server gets the update (see :meth:`.Server.check`): with
-    another dtype a mean would silently lose precision or become a maximum.
-
-    Raises:
-        FederationError: if a check fails; names the client and the tensor.
-    """
-    check_form(update)
-    check_payload(update, expected)
-
-
 def check_payload(update: ClientUpdate, expected: State) -> None:
-    """Check the tensors of an update whose form has been checked; see :func:`check_update`.
+    """Check that an update whose form has been checked has the expected names, shapes and dtypes, and finite values: with another
+    dtype a mean would silently lose precision or become a maximum.
 
     Raises:
         FederationError: if a check fails; names the client and the tensor.

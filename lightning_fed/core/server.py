@@ -1,7 +1,7 @@
 """The server of a method: what it stores, what it sends, and how it merges the clients' updates."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 from lightning_fed.core.aggregation import WeightedMean, check_payload
 from lightning_fed.core.client_state import ClientStates, RoundState
@@ -85,9 +85,6 @@ class Privacy:
 
 class ServerUpdate:
     """How the combined updates change the server's state. Default: they replace it."""
-
-    one_unit: ClassVar[bool] = True
-    """Whether all combined tensors are parts of a model. Robust rules compare only tensors of the same unit."""
 
     def __call__(self, state: State, combined: State, clients: int) -> State:
         """The new state.

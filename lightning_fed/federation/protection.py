@@ -28,7 +28,7 @@ def aggregate_robustly(server: Server, model: FederatedModule, rule: Aggregation
     require(
         type(server).aggregate is Server.aggregate
         and server.combine is mean_of_updates
-        and server.update.one_unit
+        and not model.payload()  # of other units than a model
         and len(server.state) > 0,
         f"{type(model).__name__} got aggregation={type(rule).__name__}, but its server does not take a mean of models that are all "
         "alike: leave aggregation out, or choose another method, such as FedAvg.",

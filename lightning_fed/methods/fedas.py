@@ -44,6 +44,7 @@ class FedAS(FedPer):
 
     needs_classes = "its clients keep the mean features of classes: use FedPer."
     flops_without_values = False  # the phases of a turn depend on whether it is the first
+    accumulates = False  # each class of a batch has the same weight in the alignment
 
     class_means: Tensor
     """:math:`m_k^c`, ``(C, D)``; 0 where the client has no example."""

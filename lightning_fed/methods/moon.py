@@ -1,18 +1,19 @@
 """MOON (Li, He & Song, CVPR 2021, https://arxiv.org/abs/2103.16257), Algorithm 1."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import normalize, softplus
 
 from lightning_fed.core import KeepsGlobalParameters, Phase, State
 from lightning_fed.methods.families.whole_server import WholeServerModule
-from lightning_fed.models import Backbone, Backbones
+from lightning_fed.models import Backbones
 from lightning_fed.nn.buffer_dict import BufferDict
+from lightning_fed.nn.evaluating import evaluating
+from lightning_fed.nn.losses import FunctionOf
 from lightning_fed.options import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
@@ -112,40 +113,13 @@ class MOON(WholeServerModule, KeepsGlobalParameters):
     def frozen(self, values: BufferDict, x: Any) -> Tensor:
         """Representations ``(B, D)`` of the network with other values, in eval mode."""
         with evaluating(self.backbone):
-            state = {name.replace("backbone.", "network.", 1): tensor for name, tensor in values.items()}
+            state = {name.replace("backbone.", "module.", 1): tensor for name, tensor in values.items()}
+            encoder = FunctionOf(self.backbone, partial(self.backbone.encode, cut=self.cut))
             # a tied weight is in the state under each of its names
-            representation: Tensor = functional_call(Encoder(self.backbone, self.cut), state, (x,), tie_weights=False)
+            representation: Tensor = functional_call(encoder, state, (x,), tie_weights=False)
         return representation
 
 
 def _of_the_network(state: State) -> State:
     """A state without the parameters of the loss, which do not affect representations."""
     return {name: tensor for name, tensor in state.items() if name.startswith("backbone.")}
-
-
-class Encoder(nn.Module):
-    """A network up to a cut, as a module of its own.
-
-    Args:
-        network: to be cut.
-        cut: where.
-    """
-
-    def __init__(self, network: Backbone, cut: str) -> None:
-        super().__init__()
-        self.network, self.cut = network, cut
-
-    def forward(self, x: Any) -> Tensor:
-        return self.network.encode(x, self.cut)
-
-
-@contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
-    """Put a network in eval mode within this block; afterwards restore the mode of each layer."""
-    modes = {layer: layer.training for layer in network.modules()}
-    network.eval()
-    try:
-        yield
-    finally:
-        for layer, mode in modes.items():
-            layer.training = mode

@@ -1,7 +1,7 @@
 """pFedSD (Jin et al., TPDS 2023, https://doi.org/10.1109/TPDS.2022.3225185)."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,13 +33,13 @@ class PFedSD(PersonalModule):
         num_classes: number of classes; None: as many as the data have.
         lam: :math:`\lambda`; 0 is exactly FedAvg, with personal models that do not teach. The authors' code: 1.
         temperature: T, which softens both predictions. The authors' code: 1.
-        weighting: how the server weights clients: ``uniform``, as in the authors' code, or by training ``examples``.
-        **kwargs: see :class:`.FederatedModule`. The authors: 5 ``epochs``.
+        **kwargs: see :class:`.FederatedModule`. The authors: 5 ``epochs``, and ``weighting`` ``uniform``, which is the default.
 
     Raises:
         FederationError: for a task or a loss without a softmax.
     """
 
+    weighting = "uniform"
     needs_cross_entropy = "it distils softmax probabilities: use CrossEntropyLoss (label smoothing, class weights), or Ditto."
 
     trained: Tensor
@@ -51,13 +51,11 @@ class PFedSD(PersonalModule):
         num_classes: PositiveInt | None = None,
         lam: NonNegativeFloat = 1.0,
         temperature: PositiveFloat = 1.0,
-        weighting: Literal["examples", "uniform"] = "uniform",
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, **kwargs)
         self.lam = lam
         self.temperature = temperature
-        self.weighting = weighting
         self._has_teacher = False  # the value of trained, readable without waiting for a GPU
 
     def build(self) -> None:

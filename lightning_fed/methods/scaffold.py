@@ -154,7 +154,6 @@ class ScaffoldUpdate(ServerUpdate):
     num_clients: int
     server_lr: float
     parameters: Collection[str]
-    one_unit = False  # control variates, too
 
     def __call__(self, state: State, combined: State, clients: int) -> State:
         """Move the model; buffers take the mean, because beyond it a variance could be negative."""

@@ -49,12 +49,6 @@ class BufferDict(nn.Module):
         for name, tensor in tensors.items():
             self[name].copy_(tensor)
 
-    @torch.no_grad()
-    def zero(self) -> None:
-        """Set all to zero, in place."""
-        for _, tensor in self.items():
-            tensor.zero_()
-
 
 def _spelt(name: str) -> str:
     return name.replace(".", "/")  # a buffer's name must not have dots

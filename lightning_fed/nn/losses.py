@@ -1,4 +1,4 @@
-"""Parts of losses, and a loss as a forward pass."""
+"""Parts of losses, and a function of a module as a forward pass."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,20 +38,20 @@ def divergence(teacher: Tensor, student: Tensor) -> Tensor:
     return kl_div(guess, target, log_target=True, reduction="batchmean")
 
 
-class LossOf(nn.Module):
-    """A module whose output is a loss of another module, so that ``functional_call`` can compute the loss with other parameters.
-    Their names begin with ``module.``.
+class FunctionOf(nn.Module):
+    """A module whose output is a function of another module, such as its loss on a batch, so that ``functional_call`` can compute
+    it with other parameters. Their names begin with ``module.``.
 
     Args:
         module: the other module.
-        loss: loss of a batch as a function of the module's parameters.
+        function: of its parameters and of the given inputs.
     """
 
-    def __init__(self, module: nn.Module, loss: Callable[[Any], Tensor]) -> None:
+    def __init__(self, module: nn.Module, function: Callable[[Any], Tensor]) -> None:
         super().__init__()
         self.module = module
-        self.loss = loss
+        self.function = function
 
-    def forward(self, batch: Any) -> Tensor:
-        """The loss of a batch."""
-        return self.loss(batch)
+    def forward(self, inputs: Any) -> Tensor:
+        """The function's value."""
+        return self.function(inputs)

@@ -11,13 +11,13 @@ from torch.utils._pytree import tree_map
 
 from lightning_fed.core.phased_module import PhasedModule
 from lightning_fed.errors import FederationError, require
-from lightning_fed.nn.losses import LossOf
+from lightning_fed.nn.losses import FunctionOf
 from lightning_fed.tensors import State
 
 PerExample = Literal["vmap", "loop"]
 
 MODULE = "module."
-"""Prefix of parameter names in a :class:`.LossOf`."""
+"""Prefix of parameter names in a :class:`.FunctionOf`."""
 
 
 class PrivateGradients:
@@ -100,7 +100,7 @@ class PrivateGradients:
         self, module: PhasedModule, learning: dict[str, nn.Parameter], batch: Any, examples: int
     ) -> Iterator[tuple[State, Tensor]]:
         """Gradients ``(chunk, …)`` and losses ``(chunk,)`` of one chunk of examples after the other."""
-        shell = LossOf(module, module.phase.loss)
+        shell = FunctionOf(module, module.phase.loss)
         values = {f"{MODULE}{name}": parameter.detach() for name, parameter in learning.items()}
 
         def loss(values: State, example: Any) -> Tensor:

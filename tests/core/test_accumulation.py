@@ -63,6 +63,7 @@ def test_prototypes_of_the_last_epoch_are_of_all_its_batches() -> None:
         ("PF2LoRA", "has a training step of its own"),
         ("PFedMe", "has a loss that is not a mean"),
         ("APFL", "has a loss that is not a mean"),
+        ("FedAS", "has a loss that is not a mean"),
         ("FedKD", "has a loss that is not a mean"),
         ("PFedGate", "has a loss that is not a mean"),
     ],

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 from tiny import same
+from tiny_rounds import check_update
 
-from lightning_fed.core.aggregation import EntryMean, WeightedMean, check_update, weighted_mean
+from lightning_fed.core.aggregation import EntryMean, WeightedMean, weighted_mean
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.errors import FederationError
 from lightning_fed.tensors import State

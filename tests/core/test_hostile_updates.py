@@ -8,9 +8,10 @@ import pytest
 import torch
 from often import FEW, mostly_slow
 from tiny import METHODS, data_for, new_data, new_federation, new_method
+from tiny_rounds import check_update
 from torch import Tensor
 
-from lightning_fed.core.aggregation import check_form, check_update
+from lightning_fed.core.aggregation import check_form
 from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError

@@ -178,7 +178,7 @@ def test_batch_norm_is_combined_by_medians() -> None:
             {"attack": SignFlip(), "method": FedHM(Net, CLASSES, ratios=[0.5, 1.0], optimizer=momentum)},
             "choose a method whose server",
         ),
-        ({"attack": SignFlip(0.4), "method": new_method("FD")}, "clients send 'outputs.* which is not part of it"),
+        ({"attack": SignFlip(0.4), "method": new_method("FD")}, "clients send 'classes/.* which is not part of it"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:

@@ -195,8 +195,7 @@ def test_the_previous_model_stands_in_for_a_full_size_client_that_is_lost() -> N
         torch.testing.assert_close(now, torch.zeros_like(now), rtol=0, atol=1e-6)
     # A full-size client that arrives leaves no room for the anchor: here it sends the same model, so nothing tells the two apart.
     stood_in, present = (played(lost, anchor="missing_largest").run.server.state for lost in (fits_of(1, 0), fits_of(1)))
-    for name, tensor in stood_in.items():
-        torch.testing.assert_close(tensor, present[name], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(stood_in, present, rtol=1e-5, atol=1e-6)
 
 
 def test_an_anchor_stays_out_of_a_round_with_a_full_size_client() -> None:
@@ -220,8 +219,7 @@ def test_steep_weights_neither_overflow_nor_vanish(weights: Any, ratios: list[fl
     server, largest = federation.run.server, ratios.index(0.5 if largest_is_lost else 1.0)
     assert isinstance(server, FedHMServer)
     expected = server.embed(engine.updates[1, largest])
-    for name, tensor in server.state.items():
-        torch.testing.assert_close(tensor, expected[name], rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(server.state, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_a_continued_run_knows_who_was_lost() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tiny import CLASSES, Net, Recording, WideNet, momentum, new_data, private_states, same
-from tiny_loops import batches, mean_of
+from tiny_loops import batches, mean_of, step
 from tiny_public import PROXY, Losing, fit, public, public_batches, said_in, with_public
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softmax
@@ -161,9 +161,7 @@ def test_rounds_are_those_of_a_bare_loop(confidence: Any, average: Any) -> None:
             network.load_state_dict(models[k % 2].state_dict())
             optimizer = momentum(network.parameters())
             for x, y in chain.from_iterable(batches(data, k, round, epoch) for epoch in range(8)):
-                optimizer.zero_grad()
-                cross_entropy(network(x), y).backward()
-                optimizer.step()
+                step(optimizer, cross_entropy(network(x), y))
             sent.append(network)
         large.load_state_dict(large.state_dict() | {f"head.{n}": t for n, t in mean_of([n.head for n in sent]).items()})  # type: ignore[misc]
         with torch.no_grad():
@@ -180,9 +178,7 @@ def test_rounds_are_those_of_a_bare_loop(confidence: Any, average: Any) -> None:
                     diverse.append((p * (p.log() - z[row].log_softmax(0))).sum())
             if diverse:
                 loss = loss + weight * torch.stack(diverse).sum() / (len(numbers) if average == "batch" else len(diverse))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            step(optimizer, loss)
         for place, network in ((0, sent[::2]), (1, sent[1::2])):
             head = {f"head.{name}": tensor for name, tensor in large.head.state_dict().items()}  # type: ignore[union-attr]
             models[place].load_state_dict(mean_of(network) | head)

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, private_states, same, sgd
-from tiny_loops import batches, fixed
+from tiny_loops import batches, fixed, step, turn_of
 from tiny_rounds import at_start, fit
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -97,16 +97,13 @@ def test_rounds_are_those_of_a_plain_loop(rate: float) -> None:
             local, passes = copy.deepcopy(network), 2 if round > 1 else 0
             local.load_state_dict(heads[client], strict=False)
             body = [p for name, p in local.named_parameters() if name not in HEAD]
-            for epoch in range(passes):
-                for x, y in batches(data, client, round, epoch):
-                    loss = classes_apart(local.encode(x), means[client], y)
-                    for p, gradient in zip(body, torch.autograd.grad(loss, body), strict=True):
-                        p.data -= rate * gradient
+            for x, y in turn_of(data, client, round, passes):
+                loss = classes_apart(local.encode(x), means[client], y)
+                for p, gradient in zip(body, torch.autograd.grad(loss, body), strict=True):
+                    p.data -= rate * gradient
             optimizer = sgd(local.parameters())
             for x, y in batches(data, client, round, passes):
-                optimizer.zero_grad()
-                cross_entropy(local(x), y).backward()
-                optimizer.step()
+                step(optimizer, cross_entropy(local(x), y))
             means[client], trace = seen(local, data, client)
             heads[client] = {n: t.clone() for n, t in local.state_dict().items() if n in HEAD}
             states.append({n: t.clone() for n, t in local.state_dict().items() if n not in HEAD})

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, private_states, same
-from tiny_loops import batches, fixed, mean_of
+from tiny_loops import batches, fixed, mean_of, step
 from tiny_rounds import UniformFedAvg, fit
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -59,9 +59,7 @@ def trained(network: Any, parameters: list[nn.Parameter], loader: Any) -> None:
     """An epoch of plain PyTorch."""
     optimizer = momentum(parameters)
     for x, y in loader:
-        optimizer.zero_grad()
-        cross_entropy(network(x), y).backward()
-        optimizer.step()
+        step(optimizer, cross_entropy(network(x), y))
 
 
 def test_rounds_and_fine_tuning_are_those_of_a_plain_loop() -> None:
@@ -85,9 +83,7 @@ def test_rounds_and_fine_tuning_are_those_of_a_plain_loop() -> None:
             loader = tuned.train_dataloader()
             loader.sampler.set_epoch(epoch)
             for x, y in loader:
-                optimizer.zero_grad()
-                cross_entropy(own(x), y).backward()
-                optimizer.step()
+                step(optimizer, cross_entropy(own(x), y))
         x, y = tuned.data[tuned.splits[2]]
         accuracy, plain = ((network(x).argmax(dim=1) == y).float().mean().item() for network in (own, network))
         assert federation.run.results[client]["test/accuracy"] == accuracy

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, same, server_client_states, sgd
-from tiny_loops import batches
+from tiny_loops import step, turn_of
 from tiny_rounds import UniformFedAvg, fit
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -190,8 +190,7 @@ def test_where_all_entries_move_tau_1_is_fedavg_with_equal_weights(beta: int) ->
     theirs = fit(UniformFedAvg(Linear, CLASSES, sgd))
     assert [row["server/collaborators"] for row in ours.run.history] == [2, 2, 2]
     for client in range(3):
-        for name, tensor in ours.client_module(client).shared_state().items():
-            torch.testing.assert_close(tensor, theirs.run.server.state_dict()[name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(ours.client_module(client).shared_state(), theirs.run.server.state_dict(), rtol=1e-5, atol=1e-6)
 
 
 def test_after_round_beta_critical_entries_are_the_clients_own_bit_for_bit() -> None:
@@ -219,11 +218,8 @@ def bare_rounds(model: FedCAC, initial: State, cohorts: list[list[int]]) -> list
             network = Net(CLASSES)
             network.load_state_dict(get[k])
             optimizer = momentum(network.parameters())
-            for epoch in range(model.epochs):
-                for x, y in batches(data, k, t, epoch):
-                    optimizer.zero_grad()
-                    cross_entropy(network(x), y).backward()
-                    optimizer.step()
+            for x, y in turn_of(data, k, t, model.epochs):
+                step(optimizer, cross_entropy(network(x), y))
             trained[k] = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
             critical[k] = {}
             for name, after in trained[k].items():
@@ -258,8 +254,7 @@ def test_rounds_are_those_of_a_bare_loop(participation: float) -> None:
     initial = {name.removeprefix("backbone."): tensor for name, tensor in engine.turns[0].broadcast.state.items()}
     expected = bare_rounds(model(), initial, cohorts)
     for client in range(3):
-        for name, tensor in federation.client_module(client).backbone.state_dict().items():
-            torch.testing.assert_close(tensor, expected[client][name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(federation.client_module(client).backbone.state_dict(), expected[client], rtol=1e-4, atol=1e-5)
 
 
 # ----------------------------------------------------------------------------------------------------------------- the client

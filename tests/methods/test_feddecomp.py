@@ -1,6 +1,5 @@
 """FedDecomp: shared full-rank and private low-rank weights, one after the other."""
 
-import copy
 from functools import partial
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from often import mostly_slow
 from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, same, sgd
 from tiny_loops import fixed
-from tiny_rounds import UniformFedAvg, fit
+from tiny_rounds import UniformFedAvg, fit, phases_of
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
@@ -47,19 +46,7 @@ def test_without_global_epochs_the_full_rank_part_stays() -> None:
 
 
 def test_each_phase_leaves_the_other_part_bit_identical() -> None:
-    moved: dict[str, set[str]] = {}
-
-    class Watched(FedDecomp):
-        def on_train_epoch_start(self) -> None:
-            super().on_train_epoch_start()
-            self.before = copy.deepcopy(dict(self.named_parameters()))
-
-        def on_train_epoch_end(self) -> None:
-            super().on_train_epoch_end()
-            names = {name for name, p in self.named_parameters() if not torch.equal(p, self.before[name])}
-            moved.setdefault(self.phase.name, set()).update(names)
-
-    fit(Watched(Net, CLASSES, optimizer=momentum), rounds=1)
+    moved = phases_of(FedDecomp(Net, CLASSES, optimizer=momentum))
     assert list(moved) == ["low_rank", "full_rank"]
     parts = {name.rsplit(".", 1)[1] for name in moved["low_rank"]}
     assert parts == {"A", "B"}

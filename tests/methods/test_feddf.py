@@ -23,10 +23,10 @@ from tiny import (
     private_states,
     same,
 )
-from tiny_loops import batches, mean_of
+from tiny_loops import batches, mean_of, step
 from tiny_public import PROXY, Losing, fit, public, public_batches, with_public
 from tiny_rounds import UniformFedAvg
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
@@ -80,18 +80,16 @@ def test_rounds_are_those_of_a_bare_loop(distill_loss: Any, temperature: float) 
             network.load_state_dict(students[k % 2].state_dict())
             optimizer = momentum(network.parameters())
             for x, y in batches(data, k, round, 0):
-                optimizer.zero_grad()
-                cross_entropy(network(x), y).backward()
-                optimizer.step()
+                step(optimizer, cross_entropy(network(x), y))
             sent.append(network.eval())
         with torch.no_grad():
             z = torch.stack([network(PROXY) for network in sent])
         for place, student in enumerate(students):
             student.load_state_dict(mean_of(sent[place::2]))
             optimizer = slow(student.parameters())
-            for step, (x, numbers) in enumerate(public_batches(data, 16, steps, PUBLIC, round, place)):
+            for taken, (x, numbers) in enumerate(public_batches(data, 16, steps, PUBLIC, round, place)):
                 for group in optimizer.param_groups:
-                    group["lr"] = 0.1 * (1 + torch.cos(torch.tensor(step / steps * torch.pi)).item()) / 2
+                    group["lr"] = 0.1 * (1 + torch.cos(torch.tensor(taken / steps * torch.pi)).item()) / 2
                 q = (student(x) / T).log_softmax(1)
                 if distill_loss == "avg_logits":
                     p = (z[:, numbers].mean(0) / T).softmax(1)
@@ -127,33 +125,6 @@ def test_without_steps_it_is_fedavg_of_each_architecture_bit_for_bit() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ the students
-
-
-def student_of(model: FedDF, targets: Tensor) -> FedDF:
-    module = model.for_client(with_public().clients[0])
-    module.load_payload({f"targets/{model.distill_loss}": targets})
-    module.phase = module.server_phases()[0]
-    return module
-
-
-def test_a_student_that_agrees_with_its_only_teacher_has_no_gradient() -> None:
-    module = new().for_client(with_public().clients[0]).eval()
-    with torch.no_grad():
-        said = module(PROXY)
-    module.load_payload({"targets/avg_logits": said})
-    loss = module.student_loss((PROXY, torch.arange(50)))
-    assert loss.item() == pytest.approx(0, abs=1e-6)
-    for grad in torch.autograd.grad(loss, list(module.parameters())):
-        torch.testing.assert_close(grad, torch.zeros_like(grad), rtol=0, atol=1e-6)
-
-
-def test_a_constant_that_is_added_to_a_row_of_logits_changes_nothing() -> None:
-    said = torch.randn(50, CLASSES)
-    losses = []
-    for shift in (0.0, 5.0):
-        with seeded(3):
-            losses.append(student_of(new(), said + shift).student_loss((PROXY, torch.arange(50))))
-    torch.testing.assert_close(*losses)
 
 
 def test_labels_of_public_data_are_nobodys() -> None:
@@ -257,22 +228,7 @@ def test_a_table_beyond_the_limit_is_in_bfloat16() -> None:
         assert {tensor.dtype for tensor in (*said, *tables)} == {dtype}
     assert same(ends[0], ends[1])
     assert not same(ends[0], ends[2])
-    for name, tensor in ends[0].items():
-        torch.testing.assert_close(ends[2][name], tensor, rtol=0.05, atol=0.01)
-
-
-@pytest.mark.parametrize("distill_loss", ["avg_logits", "avg_losses"])
-def test_the_table_is_the_mean_of_what_teachers_say(distill_loss: Any) -> None:
-    engine = Recording()
-    fit(new(distill_loss=distill_loss, temperature=2.0), engine=engine, rounds=1)
-    said = [
-        update.state["outputs"] / 2
-        for turn, update in zip(engine.turns, engine.updates, strict=True)
-        if turn.verb == "predict_public"
-    ]
-    table = next(turn.broadcast.state[f"targets/{distill_loss}"] for turn in engine.turns if turn.verb == "train_on_public")
-    mean = torch.stack(said if distill_loss == "avg_logits" else [logits.softmax(1) for logits in said]).mean(0)
-    torch.testing.assert_close(table[:, :CLASSES], mean)
+    torch.testing.assert_close(ends[2], ends[0], rtol=0.05, atol=0.01)
 
 
 @pytest.mark.parametrize("distill_loss", ["avg_logits", "avg_losses"])

@@ -225,8 +225,7 @@ def test_a_version_that_comes_back_is_what_was_sent(network: Any) -> None:
         torch.testing.assert_close(whole[f"backbone.{layer}.weight"], product)
     server.load_state_dict(whole)
     again = server.embed(ClientUpdate(0, 1, server.version(0.5)))
-    for name, tensor in whole.items():
-        torch.testing.assert_close(again[name], tensor, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(again, whole, rtol=1e-4, atol=1e-6)
 
 
 def test_versions_follow_the_state() -> None:
@@ -347,8 +346,7 @@ def test_frobenius_decay_is_part_of_the_gradient_that_momentum_takes_in() -> Non
         for p, velocity, gradient in zip(parameters, velocities, gradients, strict=True):
             velocity.mul_(0.9).add_(gradient if id(p) in factors else gradient + 0.01 * p.detach())
             p.data.sub_(0.1 * velocity)
-    for name, tensor in network.state_dict().items():
-        torch.testing.assert_close(module.backbone.state_dict()[name], tensor, rtol=0, atol=1e-12)
+    torch.testing.assert_close(module.backbone.state_dict(), network.state_dict(), rtol=0, atol=1e-12)
 
 
 def test_a_client_trains_without_the_classes_that_it_lacks() -> None:

@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 from tiny import CLASSES, Net, NoisyNet, Recording, WideNet, momentum, new_data, new_federation, private_states, same, sgd
-from tiny_loops import batches, fixed
+from tiny_loops import fixed, stripped, turn_of
 from tiny_rounds import Changing, UniformFedAvg, fit
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss
@@ -38,11 +38,6 @@ class StillNet(NoisyNet):
 
 
 fit = partial(fit, rounds=3)
-
-
-def stripped(state: State, prefix: str) -> State:
-    """What begins so, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
 # ------------------------------------------------------------------------------------- the algorithm, once more, bare
@@ -104,25 +99,24 @@ def test_rounds_are_those_of_a_bare_loop(participation: float, hidden: float, en
         for k in cohorts[round - 1]:
             mentor, W, mentee = mentors[k], projections[k], copy.deepcopy(theta)
             optimizers = [momentum(mentor.parameters()), adam(mentee.parameters()), plain(W.parameters())]
-            for epoch in range(epochs):
-                for x, y in batches(data, k, round, epoch):
-                    h_t, h_s = mentor.encode(x), mentee.encode(x)
-                    t, s = mentor.head(h_t), mentee.head(h_s)
-                    a = (cross_entropy(t, y) + cross_entropy(s, y)).detach()
-                    log_t, log_s = log_softmax(t, dim=1), log_softmax(s, dim=1)
-                    H = mse_loss(W(h_s), h_t) / a
-                    D_t = kl_div(log_t, log_s.detach(), log_target=True, reduction="batchmean") / a
-                    D_s = kl_div(log_s, log_t.detach(), log_target=True, reduction="batchmean") / a
-                    L_t, L_s = cross_entropy(t, y) + D_t + hidden * H, cross_entropy(s, y) + D_s + hidden * H
-                    own, theirs = list(mentor.parameters()), [*mentee.parameters(), *W.parameters()]
-                    gradients = [
-                        *torch.autograd.grad(L_t, own, retain_graph=True),
-                        *torch.autograd.grad(L_s, theirs),
-                    ]
-                    for parameter, gradient in zip([*own, *theirs], gradients, strict=True):
-                        parameter.grad = gradient
-                    for optimizer in optimizers:
-                        optimizer.step()
+            for x, y in turn_of(data, k, round, epochs):
+                h_t, h_s = mentor.encode(x), mentee.encode(x)
+                t, s = mentor.head(h_t), mentee.head(h_s)
+                a = (cross_entropy(t, y) + cross_entropy(s, y)).detach()
+                log_t, log_s = log_softmax(t, dim=1), log_softmax(s, dim=1)
+                H = mse_loss(W(h_s), h_t) / a
+                D_t = kl_div(log_t, log_s.detach(), log_target=True, reduction="batchmean") / a
+                D_s = kl_div(log_s, log_t.detach(), log_target=True, reduction="batchmean") / a
+                L_t, L_s = cross_entropy(t, y) + D_t + hidden * H, cross_entropy(s, y) + D_s + hidden * H
+                own, theirs = list(mentor.parameters()), [*mentee.parameters(), *W.parameters()]
+                gradients = [
+                    *torch.autograd.grad(L_t, own, retain_graph=True),
+                    *torch.autograd.grad(L_s, theirs),
+                ]
+                for parameter, gradient in zip([*own, *theirs], gradients, strict=True):
+                    parameter.grad = gradient
+                for optimizer in optimizers:
+                    optimizer.step()
             change = {name: tensor - theta.state_dict()[name] for name, tensor in mentee.state_dict().items()}
             changes.append({name: truncated(t, share) if t.dim() > 1 else t.double() for name, t in change.items()})
         mean = {name: torch.stack([change[name] for change in changes]).mean(dim=0) for name in changes[0]}
@@ -135,8 +129,7 @@ def test_rounds_are_those_of_a_bare_loop(participation: float, hidden: float, en
     for k in federation.run.last_rounds:
         kept = federation.run.store.get(k)
         for part, network in (("backbone.", mentors[k]), ("projection.", projections[k])):
-            for name, tensor in stripped(dict(kept), part).items():
-                torch.testing.assert_close(tensor, network.state_dict()[name], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(stripped(dict(kept), part), network.state_dict(), rtol=1e-4, atol=1e-5)
 
 
 # ----------------------------------------------------------------------------------------------------- degenerate cases

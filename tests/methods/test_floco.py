@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 import torch
 from tiny import CLASSES, Net, Recording, momentum, new_data, private_states, same, sgd
-from tiny_loops import batches, fixed
+from tiny_loops import batches, fixed, step
 from tiny_rounds import fit
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -75,6 +75,17 @@ def test_who_has_a_point_trains_near_it() -> None:
     assert torch.equal(module.draw(), own)
 
 
+def test_draws_are_uniform_in_the_simplex_and_then_in_their_distance() -> None:
+    """By their moments."""
+    module, own = built(rho=0.2), torch.tensor([0.7, 0.3, 0.0])
+    points = torch.stack([module.draw() for _ in range(4000)])
+    torch.testing.assert_close(points.square().mean(dim=0), torch.full((3,), 1 / 6), atol=0.01, rtol=0)
+    module.load_payload({POINT: own})
+    distances = torch.stack([module.draw() - own for _ in range(4000)]).abs().sum(dim=1)
+    assert distances.mean().item() == pytest.approx(0.1, abs=0.005)
+    assert distances.std().item() == pytest.approx(0.2 / 12**0.5, abs=0.005)
+
+
 def test_rounds_are_those_of_a_plain_loop() -> None:
     """Without a way from their points, which they get in the first round, from what they sent. The center is drawn from before."""
 
@@ -95,15 +106,12 @@ def test_rounds_are_those_of_a_plain_loop() -> None:
             for x, y in batches(data, client, round, 0):
                 weights = {n.removeprefix("backbone."): t for n, t in own.items() if n != corners_name}
                 head = torch.tensordot(points[client], own[corners_name], dims=1)
-                optimizer.zero_grad()
-                cross_entropy(functional_call(plain, weights | {"head.weight": head}, (x,)), y).backward()
-                optimizer.step()
+                step(optimizer, cross_entropy(functional_call(plain, weights | {"head.weight": head}, (x,)), y))
             states.append({name: tensor.detach() for name, tensor in own.items()})
         state = weighted_mean(states, [info.num_train for info in data.clients])
         if round == 1:
             points = spread(principal_scores(torch.stack([s[corners_name].flatten() for s in states]).double(), 2)).float()
-    for name, tensor in state.items():
-        torch.testing.assert_close(federation.run.server.state[name], tensor, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(federation.run.server.state, state, rtol=1e-4, atol=1e-5)
     for client, point in enumerate(points):
         torch.testing.assert_close(federation.run.server.client_state.get(client)[POINT], point, rtol=1e-3, atol=1e-4)
         torch.testing.assert_close(federation.client_module(client).mixture.point, point, rtol=1e-3, atol=1e-4)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from often import mostly_slow
 from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, private_states, same, sgd
-from tiny_loops import batches, fixed, mean_of
+from tiny_loops import fixed, mean_of, stripped, turn_of
 from tiny_rounds import UniformFedAvg, fit
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, kl_div, log_softmax
@@ -41,12 +41,6 @@ class WildNet(Net):
 fit = partial(fit, rounds=2)
 
 
-def stripped(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Without what names begin with, all of them."""
-    assert all(name.startswith(prefix) for name in state)
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
-
-
 # ------------------------------------------------------------------------------------- the algorithm, once more, bare
 
 
@@ -76,20 +70,19 @@ def test_rounds_are_those_of_a_bare_loop(alpha: float, beta: float, engine: Any)
         for k, personal in enumerate(networks):
             meme = copy.deepcopy(theta)
             optimizers = momentum(personal.parameters()), adam(meme.parameters())
-            for epoch in range(epochs):
-                for x, y in batches(data, k, round, epoch):
-                    p, q = personal(x), meme(x)
-                    log_p, log_q = log_softmax(p, dim=1), log_softmax(q, dim=1)
-                    q_over_p = kl_div(log_p, log_q.detach(), log_target=True, reduction="batchmean")
-                    p_over_q = kl_div(log_q, log_p.detach(), log_target=True, reduction="batchmean")
-                    loss_personal = alpha * cross_entropy(p, y) + (1 - alpha) * q_over_p
-                    loss_meme = beta * cross_entropy(q, y) + (1 - beta) * p_over_q
-                    for optimizer in optimizers:
-                        optimizer.zero_grad()
-                    loss_personal.backward(retain_graph=True)
-                    loss_meme.backward()
-                    for optimizer in optimizers:
-                        optimizer.step()
+            for x, y in turn_of(data, k, round, epochs):
+                p, q = personal(x), meme(x)
+                log_p, log_q = log_softmax(p, dim=1), log_softmax(q, dim=1)
+                q_over_p = kl_div(log_p, log_q.detach(), log_target=True, reduction="batchmean")
+                p_over_q = kl_div(log_q, log_p.detach(), log_target=True, reduction="batchmean")
+                loss_personal = alpha * cross_entropy(p, y) + (1 - alpha) * q_over_p
+                loss_meme = beta * cross_entropy(q, y) + (1 - beta) * p_over_q
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                loss_personal.backward(retain_graph=True)
+                loss_meme.backward()
+                for optimizer in optimizers:
+                    optimizer.step()
             memes.append(meme)
         theta = copy.deepcopy(theta)
         theta.load_state_dict(mean_of(memes))

@@ -25,6 +25,7 @@ from tiny import (
     tiny_transformer,
     tiny_vit,
 )
+from tiny_loops import step
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import RobertaConfig, RobertaModel
@@ -101,8 +102,7 @@ def fit(method: LoRAModule, data: InMemory, rounds: int = 2, **options: Any) -> 
 
 def assert_close(one: State, other: State, atol: float) -> None:
     assert one.keys() == other.keys()
-    for name, tensor in other.items():
-        torch.testing.assert_close(one[name], tensor, rtol=0, atol=atol)
+    torch.testing.assert_close(one, other, rtol=0, atol=atol)
 
 
 # ---------------------------------------------------------------------------------------------------------------- HOMLoRA
@@ -124,12 +124,10 @@ def loop(module: LoRAModule, batches: list[Any], restart: int | None = None) -> 
     network = copy.deepcopy(module.backbone).train()
     parameters = [p for p in network.parameters() if p.requires_grad]
     optimizer = adam(parameters)
-    for step, (inputs, labels) in enumerate(batches):
-        if step == restart:
+    for taken, (inputs, labels) in enumerate(batches):
+        if taken == restart:
             optimizer = adam(parameters)
-        optimizer.zero_grad()
-        cross_entropy(network(inputs), labels).backward()
-        optimizer.step()
+        step(optimizer, cross_entropy(network(inputs), labels))
     return {f"backbone.{name}": p.detach() for name, p in network.named_parameters() if p.requires_grad}
 
 

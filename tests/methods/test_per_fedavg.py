@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tiny import CLASSES, Net, NoisyNet, new_data, new_federation, new_trainer, same, sgd
-from tiny_loops import batches, fixed, mean_of
+from tiny_loops import batches, fixed, mean_of, stripped
 from tiny_rounds import UniformFedAvg, fit
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -98,8 +98,7 @@ def test_rounds_are_those_of_a_plain_loop(hessian: Any) -> None:
                         parameter -= BETA * step[name]
         network.load_state_dict(mean_of(clients))
     tolerance = 1e-3 if hessian == "finite_difference" else 1e-5
-    for name, tensor in network.state_dict().items():
-        torch.testing.assert_close(found[f"backbone.{name}"], tensor, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(stripped(found), network.state_dict(), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("hessian", ["exact", "finite_difference", "first_order"])
@@ -136,6 +135,23 @@ def test_what_is_monitored_is_adapted_on_training_data_and_leaves_nothing_behind
     assert {"test/accuracy", "test/adapted_accuracy"} <= often.results[0].keys()
     still = fit(per(NoisyNet, CLASSES, 0.0), rounds=1).run.results
     assert all(results["test/accuracy"] == results["test/adapted_accuracy"] for results in still.values())
+
+
+def test_a_client_is_measured_after_a_step_on_its_training_data() -> None:
+    """And not on its test data, as in public code, which then has seen their labels."""
+    data = new_data(2, 120, partition=IID(), batch_size=200, test_share=0.4)  # one batch of all, whatever its order
+    run, network = fit(per(Net, CLASSES, 2.0), data).run, Net(CLASSES)
+    network.load_state_dict({name.removeprefix("backbone."): tensor for name, tensor in run.server.state.items()})
+    for client, measured in run.results.items():
+        own, accuracies = data.client(client), []
+        x, y = own.data[own.splits[2]]
+        for split in (0, 2):
+            loss, parameters = seen(network, own.data[own.splits[split]]), dict(network.named_parameters())
+            steps = zip(parameters.items(), torch.autograd.grad(loss, list(parameters.values())), strict=True)
+            adapted = {name: parameter - 2.0 * grad for (name, parameter), grad in steps}
+            accuracies.append((functional_call(network, adapted, (x,)).argmax(dim=1) == y).float().mean().item())
+        assert measured["test/adapted_accuracy"] == pytest.approx(accuracies[0])
+        assert accuracies[0] != accuracies[1]
 
 
 def test_what_is_adapted_to_is_a_batch_as_training_sees_it() -> None:

@@ -1,6 +1,5 @@
 """FedPer, FedRep, LG-FedAvg and FedBN: which part travels, which stays, which learns when."""
 
-import copy
 from functools import partial
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, private_states, same, sgd, tiny_vit
 from tiny_loops import fixed
-from tiny_rounds import fit
+from tiny_rounds import fit, phases_of
 from torch import nn
 
 from lightning_fed.core.module import FederatedModule
@@ -110,27 +109,10 @@ def test_fedper_lies_between_fedavg_and_standalone() -> None:
     assert all(same(ours[client], alone[client]) for client in ours)
 
 
-def phases_of(model: FederatedModule) -> dict[str, set[str]]:
-    """Names of what each phase changed in one client's turn."""
-    changed: dict[str, set[str]] = {}
-
-    class Watch(type(model)):  # type: ignore[misc]
-        def on_train_epoch_start(self) -> None:
-            super().on_train_epoch_start()
-            self.before = copy.deepcopy(dict(self.named_parameters()))
-
-        def on_train_epoch_end(self) -> None:
-            super().on_train_epoch_end()
-            moved = {name for name, p in self.named_parameters() if not torch.equal(p, self.before[name])}
-            changed.setdefault(self.phase.name, set()).update(moved)
-
-    model.__class__ = Watch
-    fit(model, rounds=1)
-    return changed
-
-
 def test_fedrep_trains_the_head_then_the_representation() -> None:
-    changed = phases_of(FedRep(Net, CLASSES, optimizer=momentum, head_epochs=2, epochs=1))
+    model = FedRep(Net, CLASSES, optimizer=momentum, head_epochs=2, epochs=1)
+    changed = phases_of(model)
+    assert {phase.name: phase.epochs for phase in model.for_client(INFO).phases()} == {"head": 2, "representation": 1}
     assert list(changed) == ["head", "representation"]
     assert changed["head"] == {"backbone.head.weight", "backbone.head.bias"}
     assert changed["representation"] == {f"backbone.{layer}.{kind}" for layer in ("fc1", "fc2") for kind in ("weight", "bias")}

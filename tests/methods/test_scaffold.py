@@ -120,10 +120,8 @@ def test_one_client_is_standalone_up_to_rounding() -> None:
     alone = theirs.run.store.get(0)
     x, c = split(ours.run.server.state_dict())
     own = controls(ours.run.store.get(0))
-    for name, tensor in x.items():
-        torch.testing.assert_close(tensor, alone[name], rtol=1e-4, atol=1e-6)
-    for name, tensor in c.items():
-        torch.testing.assert_close(tensor, own[name], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(x, alone, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(c, own, rtol=1e-4, atol=1e-6)
 
 
 # ---------------------------------------------------------------------------------------------------- two quadratic clients

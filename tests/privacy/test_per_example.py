@@ -73,8 +73,7 @@ def test_the_gradients_are_those_of_the_formula(backbone: Any, per_example: Any)
             expected[name] += own[name] * min(1.0, CLIP / norm(own)) / 5
     assert clipped
     found = gradients(module, (x, y), batch_size=5, per_example=per_example, chunk=3)
-    for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_of_an_adapter_on_a_transformer_all_that_learns_has_gradients_and_nothing_else() -> None:

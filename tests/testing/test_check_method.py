@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 import lightning_fed.testing
-from lightning_fed.core.aggregation import check_update
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.phased_module import Phase
@@ -77,7 +76,6 @@ class ProtoServer(Server):
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         total, count = (torch.zeros_like(self.state[f"prototypes/{name}"]) for name in ("mean", "count"))
         for update in updates:
-            check_update(update, self.state)
             mine = update.state["prototypes/count"]
             total, count = total + mine[:, None] * update.state["prototypes/mean"], count + mine
         known = count[:, None] > 0

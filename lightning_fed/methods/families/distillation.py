@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -41,14 +41,15 @@ class EnsembleModule(PublicDistillation):
         distill_optimizer: optimizer of a student, fresh in each round.
         table_limit_mb: size in MiB up to which a teacher's outputs for all public data, and tables computed from them, are in
             float32; larger ones are in bfloat16.
-        weighting: how updates of one architecture are weighted: ``uniform``, as in FedDF's code, or by ``examples``.
-        **kwargs: see :class:`.FederatedModule`.
+        **kwargs: see :class:`.FederatedModule`. ``weighting`` is that of updates of one architecture: ``uniform``, as in FedDF's
+            code, or by ``examples``.
 
     Raises:
         FederationError: for a task without classes, or without public data.
     """
 
     heterogeneous = True
+    weighting = "uniform"
     dynamic_payload = True  # only a student gets a payload
     needs_classes = "it distils probabilities of classes: use FedAvg."
 
@@ -60,7 +61,6 @@ class EnsembleModule(PublicDistillation):
         distill_batch_size: PositiveInt,
         distill_optimizer: OptimizerCallable,
         table_limit_mb: PositiveFloat = 1024.0,
-        weighting: Literal["examples", "uniform"] = "uniform",
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, **kwargs)
@@ -68,7 +68,6 @@ class EnsembleModule(PublicDistillation):
         self.public_batch_size = distill_batch_size
         self.distill_optimizer = distill_optimizer
         self.public_table_limit = table_limit_mb * 2**20
-        self.weighting = weighting
 
     def architecture(self, client: ClientInfo | None) -> int:
         """Index of the network: the client's, or the one that the server states for its model."""

@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from lightning_fed.core import FederatedModule, FederationError, State
 from lightning_fed.models.transformer import Transformer
-from lightning_fed.nn.losses import LossOf
+from lightning_fed.nn.losses import FunctionOf
 
 
 class SecondOrderModule(FederatedModule):
@@ -31,7 +31,7 @@ class SecondOrderModule(FederatedModule):
         """
         buffers = {} if moves_statistics else {name: buffer.clone() for name, buffer in self.named_buffers()}
         state = {f"module.{name}": value for name, value in {**buffers, **values}.items()}
-        return cast(Tensor, functional_call(LossOf(self, self.client_loss), state, (batch,)))
+        return cast(Tensor, functional_call(FunctionOf(self, self.client_loss), state, (batch,)))
 
     def gradient_product(
         self, point: State, direction: Iterable[Tensor], batch: Any, wrt: Iterable[Tensor] | None = None

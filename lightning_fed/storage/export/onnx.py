@@ -12,6 +12,7 @@ from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.data.text.question_answering import OFFSETS
 from lightning_fed.errors import FederationError
+from lightning_fed.nn.evaluating import evaluating
 
 IMAGES, LOGITS = "images", "logits"
 """Names of a single input tensor and of the output."""
@@ -60,27 +61,24 @@ def write_onnx(path: Path, module: FederatedModule, data: ClientDataModule) -> N
     names = list(inputs) if isinstance(inputs, dict) else None
     tensors = tuple(inputs.values()) if isinstance(inputs, dict) else (inputs,)
     weights = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
-    modes = {part: part.training for part in module.modules()}
-    predictor = Predictor(module, names).eval()
+    predictor = Predictor(module, names)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        torch.onnx.export(
-            predictor,
-            tuple(tensor.to(module.device) for tensor in tensors),
-            path,
-            input_names=names or [IMAGES],
-            output_names=[LOGITS],
-            dynamic_shapes=(tuple(map(free_dimensions, tensors, [names is not None] * len(tensors))),),
-            dynamo=True,
-            external_data=weights > LARGEST_FILE,
-            verbose=False,
-        )
+        with evaluating(predictor):
+            torch.onnx.export(
+                predictor,
+                tuple(tensor.to(module.device) for tensor in tensors),
+                path,
+                input_names=names or [IMAGES],
+                output_names=[LOGITS],
+                dynamic_shapes=(tuple(map(free_dimensions, tensors, [names is not None] * len(tensors))),),
+                dynamo=True,
+                external_data=weights > LARGEST_FILE,
+                verbose=False,
+            )
     except torch.onnx.OnnxExporterError as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise FederationError(f"{type(module).__name__} cannot be exported as ONNX: {reason}. Export it as safetensors.") from error
-    finally:
-        for part, training in modes.items():
-            part.training = training
 
 
 def sample(data: ClientDataModule) -> Tensor | dict[str, Tensor]:

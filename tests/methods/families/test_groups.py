@@ -10,6 +10,7 @@ import safetensors.torch
 import torch
 from often import mostly_slow
 from tiny import CLASSES, Recording, new_data, new_federation, private_states, same, tiny_transformer
+from tiny_loops import step
 from tiny_rounds import checked
 from tiny_vits import images, strong, vit_small
 from torch import Tensor
@@ -206,9 +207,7 @@ def test_a_turn_is_an_epoch_of_a_new_adam() -> None:
         assert len(batches) == -(-turn.client.num_train // 16)
         optimizer = torch.optim.Adam([p for p in network.parameters() if p.requires_grad], lr=2e-3)
         for x, labels in batches:
-            optimizer.zero_grad()
-            cross_entropy(network(x), labels).backward()
-            optimizer.step()
+            step(optimizer, cross_entropy(network(x), labels))
         expected = {f"backbone.{name}": p.detach() for name, p in network.named_parameters() if p.requires_grad}
         assert same(update.state, expected)
 

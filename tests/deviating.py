@@ -1,0 +1,29 @@
+"""A plugin of pytest that plays a deviation of ``bench/deviations.py`` in place of its method: ``DEVIATION=3 pytest -p deviating``,
+with ``tests`` and ``bench`` on the path.
+"""
+
+import inspect
+import os
+import sys
+from functools import partial
+from typing import Any
+
+from deviations import DEVIATIONS
+
+import lightning_fed.methods
+
+deviation = DEVIATIONS[int(os.environ["DEVIATION"])]
+ours, theirs = deviation.ours, deviation.theirs
+
+
+def with_other_options(self: Any, *args: Any, **kwargs: Any) -> None:
+    """Whatever a test gives for an option in which the two differ."""
+    assert isinstance(theirs, partial)
+    names = list(inspect.signature(ours).parameters)
+    ours.__init__(self, **dict(zip(names, args, strict=False)) | kwargs | theirs.keywords)
+
+
+if isinstance(theirs, partial):
+    theirs = type(ours.__name__, (ours,), {"__init__": with_other_options, "__module__": ours.__module__})
+for module in (lightning_fed.methods, sys.modules[ours.__module__]):
+    setattr(module, ours.__name__, theirs)
