@@ -68,7 +68,7 @@ class Parser(LightningArgumentParser):
         super().__init__(*args, **kwargs | {"add_help": False})
         self.add_argument("-h", "--help", action=HelpAction)
 
-    def parse_args(self, args: Any = None, *more: Any, **options: Any) -> Any:  # type: ignore[override]
+    def parse_args(self, args: Any = None, *more: Any, **options: Any) -> Any:
         """Parse arguments. jsonargparse passes on the null of an option of a network or an optimizer as the text None."""
         return super().parse_args(args and [self._with_null(arg) for arg in args], *more, **options)
 
