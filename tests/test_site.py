@@ -2,8 +2,13 @@
 
 import csv
 import inspect
+import os
 import re
+import socket
+import subprocess
+import sys
 import tomllib
+from contextlib import ExitStack
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -16,9 +21,11 @@ from generators import api, differences, gallery, links, options
 
 import lightning_fed
 from lightning_fed import methods
+from lightning_fed.experiments.configs import found
 from lightning_fed.federation.federation import Federation
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 assert {"ci.yml", "docs.yml", "release.yml"} <= {path.name for path in WORKFLOWS}
@@ -207,3 +214,34 @@ def test_the_form_of_a_bug_asks_for_what_a_run_records() -> None:
     fields = {field["id"]: field for field in form["body"] if "id" in field}
     assert {"config", "versions"} <= fields.keys()
     assert "config.yaml" in fields["config"]["attributes"]["label"]
+
+
+def test_commands_of_notebooks_are_forks_of_one_process(tmp_path: Path) -> None:
+    """Each with its own arguments, folder, environment, output and exit code."""
+    program, command, address = DOCS / "commands.py", tmp_path / "lightning-fed", tmp_path / "commands"
+    command.symlink_to(program)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(address))
+        listener.listen()
+        server = subprocess.Popen([sys.executable, program, str(listener.fileno())], pass_fds=[listener.fileno()])
+        with ExitStack() as at_end:
+            at_end.callback(server.wait)
+            at_end.callback(server.kill)
+
+            def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+                variables = os.environ | {"LIGHTNING_FED_COMMANDS": str(address)} | environment
+                return subprocess.run(
+                    [sys.executable, command, *args], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=100
+                )
+
+            assert run("--version").stdout.split()[0] == "lightning-fed"
+            (tmp_path / "q.yaml").write_text(Path(found("quickstart")).read_text())
+            variable = "LIGHTNING_FED_FIT__FEDERATION__TARGET"
+            given = run("fit", "--config", "q.yaml", "--print_config", **{variable: "0.5"})
+            assert (given.returncode, variable in given.stderr, "target: 0.5" in given.stdout) == (0, True, True)
+            wrong = run("fitt")
+            assert (wrong.returncode, wrong.stdout) == (2, "")
+            assert wrong.stderr.startswith("lightning-fed: error: there is no command 'fitt' (did you mean fit?)")
+            assert (
+                "target: null" in run("fit", "--config", "q.yaml", "--print_config").stdout
+            )  # the variable ended with its command

@@ -31,7 +31,9 @@ def run(args: Sequence[str]) -> None:
         say(["# bash, in ~/.bashrc:", ASK, "# zsh, in ~/.zshrc:", zsh])
         return
     typed = line[: int(os.environ.get("COMP_POINT", len(line)))]
-    say(answers(words(typed), index()))
+    name, equals, _ = typed.split(" ")[-1].rpartition("=")
+    begun = "" if args[1:] else name + equals  # bash passes a word, and divides words at =; zsh does neither
+    say(begun + answer for answer in answers(words(typed), index()))
 
 
 def words(typed: str) -> list[str]:

@@ -68,6 +68,16 @@ class Parser(LightningArgumentParser):
         super().__init__(*args, **kwargs | {"add_help": False})
         self.add_argument("-h", "--help", action=HelpAction)
 
+    def parse_args(self, args: Any = None, *more: Any, **options: Any) -> Any:
+        """Parse arguments. jsonargparse passes on the null of an option of a network or an optimizer as the text None."""
+        return super().parse_args(args and [self._with_null(arg) for arg in args], *more, **options)
+
+    def _with_null(self, arg: Any) -> Any:
+        name, _, value = arg.partition("=") if isinstance(arg, str) else ("", "", "")
+        outer, dot, _ = name.partition(".")
+        hint = getattr(self._option_string_actions.get(outer), "_typehint", None)
+        return f"{name}=null" if dot and value == "None" and "Callable" in str(hint) else arg
+
     def format_help(self, formatter: Any = None) -> str:
         """The help as text for the terminal; other formatters are not used."""
         options = described(self, known, self.refused)

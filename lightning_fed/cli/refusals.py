@@ -208,7 +208,7 @@ def _with_names(text: str, message: str, keys: list[str], options: Collection[st
     elif text.startswith("unrecognized arguments: "):
         text += "; the names of options begin with --, and a configuration is given as --config FILE"
     elif text.startswith("the following arguments are required: "):
-        text = re.sub(r"\b\w+\.(?=data|model)", "--", text)
+        text = re.sub(r"\b\w+\.(?=data|model|output)", "--", text)
         text += "; or --config with a file or a name that lightning-fed configs lists"
     elif "expected the name of a" in text:
         given = [name for name in re.findall(r"'(\w+)':", _given(message)) if name not in ("class_path", "init_args")]

@@ -53,5 +53,8 @@ def run(args: Sequence[str]) -> None:
     else:
         print(report.text(given.format), end="")
     if given.output:
-        report.write(given.output)
+        try:
+            report.write(given.output)
+        except OSError as error:
+            raise FederationError(f"{error.filename or given.output}: {error.strerror}. Give another output.") from error
         print(f"Written: {given.output / 'report.html'} and the files that it shows.", file=sys.stderr)

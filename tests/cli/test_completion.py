@@ -45,6 +45,22 @@ def test_answers(line: str, expected: list[str], option_index: OptionIndex) -> N
     assert answers(words(f"lightning-fed {line}"), option_index) == expected
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"), [(["lightning-fed", "FedAvgF", "="], "FedAvgFT"), ([], "--model=FedAvgFT")], ids=["bash", "zsh"]
+)
+def test_a_word_is_completed_as_the_shell_divides_it(
+    words: list[str],
+    expected: str,
+    kept_index: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Bash calls the command with the word, which begins after the sign of equality; zsh calls it alone."""
+    monkeypatch.setenv("COMP_LINE", "lightning-fed fit --model=FedAvgF")
+    main(["completion", *words])
+    assert capsys.readouterr().out.split() == [expected]
+
+
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_bash_asks(option_index: OptionIndex, kept_index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["completion"])

@@ -129,7 +129,7 @@ def test_what_works_works() -> None:
         ([f"{M}epochs=null"], ["model.epochs is null"]),
         ([f"{M}optimizer=null"], ["model.optimizer is null"]),
         (["--model=FedProx", f"{M}mu=null"], ["model.mu is null"]),
-        ([f"{M}optimizer.init_args.lr=null"], ["model.optimizer.lr: got null, expected a number"]),
+        ([f"{M}optimizer.init_args.lr=null"], ["model.optimizer.lr is null: give a value"]),
         ([f"{M}optimizer.init_args.lr=nan"], ["model.optimizer.lr: got nan, expected a number"]),
         ([f"{M}optimizer.init_args.lr=-1"], ["model.optimizer: SGD takes no such settings", "Invalid learning rate: -1.0"]),
         ([f"{M}optimizer.init_args.nesterov=true"], ["model.optimizer: SGD", "Nesterov momentum requires"]),
@@ -139,7 +139,6 @@ def test_what_works_works() -> None:
             [f"{M}optimizer.init_args.lr=1e30", f"{M}epochs=3"],
             ["learning rate of model.optimizer, which is 1e+30"],
         ),
-        ([f"{M}backbone.init_args.hidden=null"], ["model.backbone.hidden", "null"]),
         ([f"{M}backbone.init_args.inputs=100"], ["the first step failed: MLP, given inputs uint8 (3, 8, 8)", "192 and 100"]),
         ([f"{M}loss=torch.nn.CrossEntropyLoss", f"{M}loss.init_args.weight=[1, 2]"], ["the first step failed", "targets int64 ()"]),
         ([f"{D}batch_size=null"], ["data.batch_size is null"]),
@@ -157,6 +156,12 @@ def test_what_works_works() -> None:
 )
 def test_nulls_and_numbers(args: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     check(capsys, args, parts)
+
+
+def test_null_replaces_what_a_file_sets_for_an_option_of_an_option() -> None:
+    args = ["fit", "--config", "instructions/flowertune_general"]
+    assert read("it", args)["model.backbone.quantization"] == "nf4"
+    assert read("it", [*args, f"{M}backbone.init_args.quantization=null"])["model.backbone.quantization"] is None
 
 
 def test_defaults_are_no_nulls() -> None:

@@ -66,6 +66,12 @@ def test_what_is_wrong_is_one_line(args: list[str], message: str, capsys: pytest
     assert message in refused(capsys, "report", *args)
 
 
+def test_an_output_that_is_a_file_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("taken").write_text("mine")
+    assert "error: taken: File exists. Give another output.\n" in refused(capsys, "report", "sweep", "--output", "taken")
+    assert Path("taken").read_text() == "mine"
+
+
 def test_lines_in_a_pipe_are_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
     main(["report", "sweep", "--pooled"])
     said = capsys.readouterr().out
