@@ -19,19 +19,8 @@ def test_a_deviation_fails_the_test_that_is_named_for_it(place: int) -> None:
     [path] = (ROOT / "tests").rglob(file)
     folders = [ROOT, ROOT / "bench", ROOT / "tests"]
     environment = os.environ | {"DEVIATION": str(place), "PYTHONPATH": os.pathsep.join(map(str, folders))}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "deviating",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "slow or not slow",
-        f"{path}::{name}",
-    ]
+    options = ["-q", "-p", "deviating", "-p", "no:cacheprovider", "-m", "slow or not slow"]
+    command = [sys.executable, "-m", "pytest", *options, f"{path}::{name}"]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout
     assert "FAILED" in run.stdout

@@ -1,5 +1,5 @@
-"""A plugin of pytest that plays a deviation of ``bench/deviations.py`` in place of its method: ``DEVIATION=3 pytest -p deviating``,
-with ``tests`` and ``bench`` on the path.
+"""A plugin of pytest that plays a deviation of ``deviations.py`` in place of its method: ``DEVIATION=3 pytest -p deviating``, with
+``tests`` and ``bench`` on the path. It is not in ``tests``, where pytest would import it to look for doctests.
 """
 
 import inspect
