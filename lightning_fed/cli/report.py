@@ -9,6 +9,7 @@ from rich.console import Console
 
 from lightning_fed.cli.options import Options
 from lightning_fed.errors import FederationError
+from lightning_fed.storage.disk import in_one_line, naming
 
 WIDEST = 10_000
 """Number of characters per line in a file or a pipe, so that lines are not wrapped."""
@@ -53,8 +54,6 @@ def run(args: Sequence[str]) -> None:
     else:
         print(report.text(given.format), end="")
     if given.output:
-        try:
+        with in_one_line(lambda: "Give another output.", given.output), naming(given.output):
             report.write(given.output)
-        except OSError as error:
-            raise FederationError(f"{error.filename or given.output}: {error.strerror}. Give another output.") from error
         print(f"Written: {given.output / 'report.html'} and the files that it shows.", file=sys.stderr)

@@ -164,12 +164,12 @@ class CSVFiles(ScaledColumns, TableData):
         targets = [columns.pop(name) for name in self.target]
         of_set = None if sets is None else np.repeat(sets, sizes)
         if self.predicts_labels:
-            classes, called = self._classes_of(targets[0], files), None
-            if self.problem == "binary" and classes.dtype.kind == "U":
-                found_classes, classes = np.unique(classes, return_inverse=True)
-                called = sorted(found_classes.tolist(), key=lambda each: (each.casefold(), each))
-                classes = np.array([called.index(each) for each in found_classes.tolist()])[classes]
-            return Table(inputs, classes, columns, of_set, called)
+            classes = self._classes_of(targets[0], files)
+            if self.problem != "binary" or classes.dtype.kind != "U":
+                return Table(inputs, classes, columns, of_set)
+            names = sorted(set(classes.tolist()), key=lambda name: (name.casefold(), name))
+            places = {name: place for place, name in enumerate(names)}
+            return Table(inputs, np.array([places[name] for name in classes.tolist()]), columns, of_set, names)
         numbers = np.column_stack([self._quantities(*each, files) for each in zip(self.target, targets, strict=True)])
         if self.problem == "survival":
             self._refuse_times(numbers, targets, files)

@@ -127,10 +127,9 @@ class ChatTemplate:
         same = next((place for place, pair in enumerate(zip(prefix, text, strict=False)) if pair[0] != pair[1]), len(text))
         others = "all" if self.learn == "last_answer" else "last_answer or all"
         raise FederationError(
-            f"{where} is written in such a way that its answers cannot be told apart: the template marks no answers (no "
-            f"{{% generation %}}) and writes turns differently when more follow ({prefix[same : same + 40]!r} becomes "
-            f"{text[same : same + 40]!r}). Set --data.init_args.learn to {others}, or --data.init_args.template to a template that "
-            "marks answers."
+            f"{where}: the answers' tokens cannot be found, since the template does not mark answers (no {{% generation %}}) and "
+            f"writes turns differently when more follow ({prefix[same : same + 40]!r} becomes {text[same : same + 40]!r}). Set "
+            f"--data.init_args.learn to {others}, or --data.init_args.template to a template that marks answers."
         )
 
     def render(self, messages: Sequence[Any], where: str, ask: bool = False) -> str:

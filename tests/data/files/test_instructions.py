@@ -361,7 +361,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "unmarked": (
         chats(1, 2)[0],
         {"template": FORGETFUL},
-        "answers cannot be told apart: .*learn to last_answer or all, or .*template",
+        "tokens cannot be found, .*learn to last_answer or all, or .*template",
     ),
     "refused": (
         roles("user", "assistant"),
