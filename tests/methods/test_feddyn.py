@@ -124,6 +124,7 @@ def test_without_a_step_nothing_changes() -> None:
     before = private_states(federation)
     module = dyn(NoisyNet, CLASSES, epochs=0).for_client(INFO)
     module.load_private_state(before[1])
+    module.load_shared_state(federation.run.server.state)  # other parameters than those of the last fit, of which there was none
     module.after_training({})
     assert same(module.private_state(), before[1])
     engine = Recording()
