@@ -1,5 +1,6 @@
 """The verb ``sweep``: checks all runs of a comparison, then runs them."""
 
+import gc
 import logging
 import shlex
 import sys
@@ -221,7 +222,7 @@ def checked(sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool =
         from lightning_fed.storage.run_folder import refuse_run_dir
 
         refuse_run_dir(sweep.folder)
-
+        gc.freeze()  # collecting looks at what the checks make alone: it takes milliseconds
         for cell in cells:
             folder, kind = folders[cell.name], kinds[cell.name]
             args = arguments(sweep, cell, folder.path)
@@ -242,6 +243,9 @@ def checked(sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool =
                 jobs.append(CellJob(cell, folder, args, known[kind]["federation.rounds"], sweep.threads))
             except FederationError as error:
                 wrong.setdefault(str(error).removeprefix(f"{cell.name}: "), []).append(cell.name)
+            if cell.name in to_build:
+                gc.collect()  # its data, which are in cycles: those of many runs fill the memory
+        gc.unfreeze()
     for what, names in wrong.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         print_error(f"{names[0]}{more}: {what}")

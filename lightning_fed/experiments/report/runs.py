@@ -133,16 +133,17 @@ def _column(runs: Collection[RunFolder], metric: str | None) -> str:
     chosen = [match[1] for column in columns if (match := re.fullmatch(r"selected/test_(\w+)", column))]
     found = [match[1] for column in columns if (match := re.fullmatch(r"after/test_(\w+)/mean", column))]
     known = [name for name in (*chosen, *found) if name != "loss"] or found
-    measures = [name for name in known if all(f"after/test_{name}/mean" in of for of in of_runs)] or known
+    measured = [of for of in of_runs if any("test_" in column for column in of)]  # others have begun only
+    measures = [name for name in known if all(f"after/test_{name}/mean" in of for of in measured)] or known
     if metric is None and measures:
         metric = f"after/test_{measures[0]}/mean"
     for candidate in (metric, f"{metric}/mean"):
         if candidate in columns:
             return str(candidate)
-    measured = [column for column in columns if "test_" in column and column.endswith("/mean")]
-    measured += [column for column in columns if column.startswith("global/test_")]
+    offered = [column for column in columns if "test_" in column and column.endswith("/mean")]
+    offered += [column for column in columns if column.startswith("global/test_")]
     wanted = f"{metric}{hint(metric, METRICS)}" if metric else "any measure on test data"
-    raise FederationError(f"No run has {wanted}; there are {', '.join(measured) or 'none'}.")
+    raise FederationError(f"No run has {wanted}; there are {', '.join(offered) or 'none'}.")
 
 
 def _row(run: RunFolder, rounds: pd.DataFrame, metric: str, view: View, target: float | None) -> dict[str, Any]:

@@ -217,6 +217,16 @@ def test_each_method_may_be_reported_by_its_own_headline() -> None:
     assert load_runs("runs/b")["metric"].tolist() == ["global/test_accuracy"]  # what all of them have in common
 
 
+def test_who_has_begun_only_does_not_decide_what_is_common_to_all() -> None:
+    write_run(Path("runs/a"), [0.5, 0.6], "FedAvg")
+    write_run(Path("runs/b"), [0.7, 0.8], "FedPer", monitor="global/test_accuracy")
+    write_run(Path("runs/c"), [0.9], "FedRep", rounds=2)
+    for run, dropped in (("a", "nothing"), ("b", "test_accuracy/mean"), ("c", "test_")):
+        rounds = pd.read_csv(f"runs/{run}/metrics.csv").assign(**{"after/test_f1/mean": 0.25})
+        rounds[[column for column in rounds if dropped not in column]].to_csv(f"runs/{run}/metrics.csv", index=False)
+    assert set(load_runs("runs")["metric"]) == {"after/test_f1/mean"}
+
+
 def test_clients_means_of_different_measures_stand_side_by_side() -> None:
     write_run(Path("runs/a"), [0.5], "HOMLoRA")
     write_run(Path("runs/b"), [0.7], "PerFedAvgLoRA", monitor="after/test_adapted_accuracy/mean")
