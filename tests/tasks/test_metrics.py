@@ -1,13 +1,19 @@
 """Metrics as scikit-learn has them, in every precision, and where they are undefined."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from sklearn.metrics import f1_score, matthews_corrcoef, r2_score, roc_auc_score
+from tiny import new_trainer
+from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from lightning_fed.data import IID, InMemory
+from lightning_fed.data.batches import INPUT, TARGETS
+from lightning_fed.methods import FedAvg
 from lightning_fed.tasks.metrics import F1, R2, Matthews, MeanSpearman
 from lightning_fed.tasks.task import TASKS
 
@@ -88,7 +94,7 @@ def test_metrics_of_half_precision_are_computed_in_single() -> None:
 
 def test_what_the_loss_ignores_is_not_measured() -> None:
     stream = torch.Generator().manual_seed(0)
-    task, outputs = TASKS["multiclass"](torch.nn.CrossEntropyLoss(ignore_index=255)), torch.randn(2, 3, 4, 4, generator=stream)
+    task, outputs = TASKS["multiclass"](nn.CrossEntropyLoss(ignore_index=255)), torch.randn(2, 3, 4, 4, generator=stream)
     targets = torch.randint(3, (2, 4, 4), generator=stream)
     targets[:, :2] = 255  # of images of 4 x 4 pixels the upper half
     lower, known = outputs[:, :, 2:], targets[:, 2:]
@@ -98,3 +104,18 @@ def test_what_the_loss_ignores_is_not_measured() -> None:
         measured.update(*task.measured(outputs, targets))
         expected.update(lower, known)
         assert measured.compute().item() == pytest.approx(expected.compute().item()), name
+
+
+def test_a_loss_of_many_terms_does_not_depend_on_the_batches() -> None:
+    """Each term counts once, and what is ignored does not, in a batch of its own either."""
+    stream = torch.Generator().manual_seed(0)
+    images, targets = torch.randn(10, 3, 2, 2, generator=stream), torch.randint(3, (10, 2, 2), generator=stream)
+    targets[::2, 1], targets[1] = -100, -100
+    losses = []
+    for size in (1, 4, 10):
+        data = InMemory({INPUT: images, TARGETS: targets}, [0] * 10, 3, num_clients=1, test_share=0.8, eval_batch_size=size)
+        data.partition, data.predicts_labels = IID(), False
+        torch.manual_seed(0)
+        [result] = new_trainer().test(FedAvg(partial(nn.Conv2d, 3, kernel_size=1), 3), datamodule=data.client(0), verbose=False)
+        losses.append(result["test/loss"])
+    assert losses == pytest.approx([losses[-1]] * 3)
