@@ -87,4 +87,6 @@ def _table(path: Path) -> "pd.DataFrame":
         import pandas as pd
     except ModuleNotFoundError as missing:
         raise FederationError("A run's tables need pandas: pip install 'lightning-fed[report]'.") from missing
-    return pd.read_csv(path)
+    from lightning_fed.experiments.report.files import AS_WRITTEN
+
+    return pd.read_csv(path, **AS_WRITTEN)

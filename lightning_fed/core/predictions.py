@@ -175,19 +175,23 @@ class PredictionMixin(L.LightningModule):
         self.answers.add(self.predictor, x, y)
 
     def log_loss(self, metrics: MetricCollection, outputs: Tensor, y: Tensor) -> None:
-        """Log the loss of a batch during a Trainer's evaluation."""
+        """Log the loss of a batch during a Trainer's evaluation. Batches are weighted by their :meth:`.Task.terms`."""
         if self._trainer is not None:
-            self.log(f"{metrics.prefix}loss", self.criterion(outputs, y), on_step=False, on_epoch=True, batch_size=len(y))
+            loss, terms = self.criterion(outputs, y), self.task.terms(y)
+            self.log(f"{metrics.prefix}loss", loss, on_step=False, on_epoch=True, batch_size=terms)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Update ``val/…`` metrics and ``val/loss``, the mean over examples."""
-        self.log_dict(self.val_metrics, on_step=False, on_epoch=True)
-        self.update_metrics(self.val_metrics, batch)
+        """Update ``val/…`` metrics and ``val/loss``, the mean over examples (of texts: over learned tokens)."""
+        self._measure(self.val_metrics, batch)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
         """Update ``test/…`` metrics and ``test/loss``."""
-        self.log_dict(self.test_metrics, on_step=False, on_epoch=True)
-        self.update_metrics(self.test_metrics, batch)
+        self._measure(self.test_metrics, batch)
+
+    def _measure(self, metrics: MetricCollection, batch: Any) -> None:
+        self.log_dict(metrics, on_step=False, on_epoch=True)
+        if self.loss_terms(batch):  # otherwise all its targets are ignored
+            self.update_metrics(metrics, batch)
 
     def predict_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
         """Outputs of a batch, which may hold inputs only or inputs and targets."""

@@ -53,7 +53,8 @@ class FederatedDataModule(L.LightningDataModule):
             by default, as in the text of pFedLoRA). ``official`` partitions both sets in the same way and holds out validation
             examples from the training part (as in the code of pFedLoRA, where ``val_share`` is 0.2, and of FedDecomp,
             where it is 0), unless the data have their own validation set.
-        val_share: share of a client's examples (``official``: of its training part) held out for validation.
+        val_share: share of a client's examples (``official``: of its training part) held out for validation. If clients share
+            examples, it is the share of the whole training set, so that no client trains on another's validation examples.
         test_share: share of a client's examples held out for test, 0.1 if not given; for ``pooled`` only.
         augment: augmentation of training batches: none, or a random crop after padding by 4 pixels and random horizontal flips.
         single_example: what to do with an example that would be alone in a client's last training batch, which batch norm cannot

@@ -31,7 +31,8 @@ class Shares(NamedTuple):
     """Sizes of the parts of a client's examples.
 
     Args:
-        val: validation share of its examples; with an official test set, of its training examples.
+        val: validation share of its examples; with an official test set, of its training examples (of those of all clients, if
+            clients share examples).
         test: test share of its examples; unused with an official test set.
         at_least: minimum number of examples of a part, however small its share; training comes first, then test.
     """
@@ -56,9 +57,8 @@ def deal(
     """
     if roles is None:
         parts = partition(labels, num_clients, seed)
-        held = np.concatenate(parts)
         require(
-            len(np.unique(held)) == len(held),
+            not _overlap(parts),
             f"Clients of {type(partition).__name__} share examples: with split=pooled a client would train on another's "
             "test examples. Set split to official or choose a disjoint partition.",
         )
@@ -66,6 +66,10 @@ def deal(
         num_train = int((roles != TEST).sum())
         pools = partition.pools(labels[:num_train], labels[num_train:], num_clients, seed)
         parts = [np.concatenate([train, test + num_train]) for train, test in zip(*pools, strict=True)]
+        if VAL not in roles and _overlap(parts):  # no client may train on another's validation examples
+            pool = np.flatnonzero(roles == TRAIN)
+            val, _ = _hold_out(pool, shares.val, len(pool), 0, [seed, 3])
+            roles = np.where(np.isin(np.arange(len(roles)), val), VAL, roles)
     splits = divide(parts, roles, shares, seed)
     needs_val = shares.val > 0 and (roles is None or VAL not in roles)
     for client, split in enumerate(splits):
@@ -164,6 +168,12 @@ def divide_by_name(
         drawn = np.random.default_rng([seed, 4]).choice(len(kept), num_clients, replace=False)
         kept = [kept[place] for place in sorted(drawn.tolist())]
     return [names[k] for k in kept], [splits[k] for k in kept]
+
+
+def _overlap(parts: list[Indices]) -> bool:
+    """Whether an example is in several parts."""
+    held = np.concatenate(parts)
+    return len(np.unique(held)) < len(held)
 
 
 def _hold_out(indices: Indices, share: float, total: int, at_least: int, stream: list[int]) -> tuple[Indices, Indices]:

@@ -56,7 +56,9 @@ class MeanPearson(tm.PearsonCorrCoef):
 
 
 class MeanSpearman(tm.SpearmanCorrCoef):
-    """Spearman's correlation; the mean over several outputs."""
+    """Spearman's correlation; the mean over several outputs. NaN where it is undefined, because all predictions or all targets are
+    equal, for which torchmetrics gives 0.
+    """
 
     def __init__(self, num_outputs: int) -> None:
         with warnings.catch_warnings():  # that ranks need all predictions in memory: those of a test set fit
@@ -64,7 +66,41 @@ class MeanSpearman(tm.SpearmanCorrCoef):
             super().__init__(num_outputs=num_outputs)
 
     def compute(self) -> Tensor:
-        return super().compute().mean()
+        both = dim_zero_cat(self.preds), dim_zero_cat(self.target)
+        constant = torch.stack([(values == values[0]).all(dim=0) for values in both]).any(dim=0)
+        return torch.where(constant, torch.nan, super().compute()).mean()
+
+
+class R2(tm.Metric):
+    """The explained share of the targets' variance as in scikit-learn, the mean over several outputs: 0 of constant targets, unless
+    all predictions are right; NaN of a single example.
+
+    torchmetrics subtracts sums of squares in float32: with targets around 1000 and a deviation of 1 not even the first digit is
+    right, and with small targets the result is 1.
+    """
+
+    higher_is_better = True
+    plot_upper_bound = 1.0
+    full_state_update = False
+    outputs: list[Tensor]
+    targets: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("outputs", default=[], dist_reduce_fx="cat")
+        self.add_state("targets", default=[], dist_reduce_fx="cat")
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Add a batch, ``(B,)`` or ``(B, D)``."""
+        self.outputs.append(outputs.detach())
+        self.targets.append(targets.detach())
+
+    def compute(self) -> Tensor:
+        outputs, targets = (dim_zero_cat(values).cpu().double() for values in (self.outputs, self.targets))
+        left = (targets - outputs).square().sum(dim=0)
+        spread = (targets - targets.mean(dim=0)).square().sum(dim=0)
+        scores = torch.where(spread > 0, 1 - left / spread, (left == 0).double())
+        return (scores.mean() if len(targets) > 1 else scores.mean() * torch.nan).float()
 
 
 class AUROC(BinaryAUROC):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+import torch
 import torchmetrics as tm
 from torch import Tensor, nn
 from torch.nn import CrossEntropyLoss
@@ -15,7 +16,8 @@ from torchmetrics import classification as of_classes
 
 from lightning_fed.errors import FederationError
 from lightning_fed.nn.cox import CoxLoss
-from lightning_fed.tasks.metrics import AUROC, F1, ConcordanceIndex, Matthews, MeanPearson, MeanSpearman
+from lightning_fed.tasks.metrics import AUROC, F1, R2, ConcordanceIndex, Matthews, MeanPearson, MeanSpearman
+from lightning_fed.tensors import widened
 
 Measures = Mapping[str, Callable[[int], Metric]]
 """Metrics by name, given the number of outputs."""
@@ -116,8 +118,8 @@ class Task(nn.Module, ABC):
         return outputs, targets
 
     def measured(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs and targets in the form of the metrics."""
-        return self.prepared(outputs, targets)
+        """Outputs, in at least float32, and targets in the form of the metrics."""
+        return self.prepared(widened(outputs), targets)
 
     def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss: the given one, or the default."""
@@ -198,10 +200,17 @@ class Multiclass(Task):
     def usual_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(outputs, targets)
 
+    def measured(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs and targets without those that the loss ignores."""
+        outputs, counted = widened(outputs), self._counted(targets)
+        return (outputs, targets) if counted.all() else (outputs.movedim(1, -1)[counted], targets[counted])
+
     def terms(self, targets: Tensor) -> int:
         """Number of targets that the loss does not ignore, including tokens of texts."""
-        ignored = getattr(self.loss, "ignore_index", CrossEntropyLoss().ignore_index)
-        return int((targets != ignored).sum())
+        return int(self._counted(targets).sum())
+
+    def _counted(self, targets: Tensor) -> Tensor:
+        return targets != getattr(self.loss, "ignore_index", CrossEntropyLoss().ignore_index)
 
 
 class Binary(Task):
@@ -226,7 +235,7 @@ class Binary(Task):
 
     def measured(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities, and targets as integers."""
-        outputs, targets = compared(outputs, targets)
+        outputs, targets = compared(widened(outputs), targets)
         return outputs.sigmoid(), targets.long()
 
 
@@ -259,7 +268,7 @@ class Multilabel(Task):
 
     def measured(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities, and targets as integers."""
-        return outputs.sigmoid(), targets.reshape(outputs.shape).long()
+        return widened(outputs).sigmoid(), targets.reshape(outputs.shape).long()
 
 
 class Regression(Task):
@@ -269,7 +278,7 @@ class Regression(Task):
     measures: ClassVar[Measures] = {
         "rmse": lambda outputs: tm.MeanSquaredError(squared=False, num_outputs=1),
         "mae": lambda outputs: tm.MeanAbsoluteError(),
-        "r2": lambda outputs: tm.R2Score(),
+        "r2": lambda outputs: R2(),
         "pearson": lambda outputs: MeanPearson(num_outputs=outputs),
         "spearman": MeanSpearman,
     }
@@ -312,7 +321,8 @@ class Survival(Task):
 
 
 def compared(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Targets in the shape and type of the outputs.
+    """Outputs and targets in the shape and type of the outputs; if these are of half precision and the targets are not, in that of
+    the targets, which are not rounded.
 
     Raises:
         FederationError: if their numbers differ: PyTorch would broadcast them.
@@ -322,6 +332,8 @@ def compared(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             f"The network gave outputs of shape {tuple(outputs.shape)} for targets of shape {tuple(targets.shape)}: set "
             "num_classes to the number of values that are predicted for an example."
         )
+    if outputs.dtype.itemsize < 4:
+        outputs = outputs.to(torch.promote_types(outputs.dtype, targets.dtype))
     return outputs, targets.reshape(outputs.shape).to(outputs.dtype)
 
 

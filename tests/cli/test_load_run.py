@@ -12,6 +12,7 @@ from torch import Tensor
 
 import lightning_fed
 from lightning_fed.__main__ import main
+from lightning_fed.cli.load_run import LoadedRun
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.predictions import columns
 from lightning_fed.methods import FedAvg
@@ -43,6 +44,13 @@ def test_a_run_has_its_tables_settings_and_models(folder: Path, capsys: pytest.C
     assert run.run.round == 2
     assert (lightning_fed.load_run(folder / "checkpoints" / "round_000001")).run.round == 1
     assert capsys.readouterr() == ("", "")
+
+
+def test_clients_have_the_names_of_the_data(tmp_path: Path) -> None:
+    (tmp_path / "clients.csv").write_text("client,name,test/auroc\n0,007,0.5\n1,NA,\n2,North,nan\n")
+    clients = LoadedRun(tmp_path, new_federation(1)).clients
+    assert clients["name"].tolist() == ["007", "NA", "North"]
+    assert clients["test/auroc"].isna().tolist() == [False, True, True]
 
 
 def test_nobody_elses_random_numbers_change(folder: Path) -> None:

@@ -107,14 +107,19 @@ def test_feddecomp_protocol() -> None:
     assert data.client(0).val_dataloader() == []
 
 
-def test_pooled_data_train_on_nothing_that_anyone_tests_on() -> None:
+def test_nobody_trains_on_what_anyone_is_measured_on() -> None:
+    """Also if clients share examples. With validation data, a client has as many examples as without."""
     data = numbered(5000, 1000, split="official", partition=DirichletPerClient(0.3, samples=1000))
+    train, val, test = (np.concatenate([data.client(k).splits[part] for k in range(10)]) for part in range(3))
+    assert not np.isin(np.concatenate([val, test]), train).any()
+    assert {client.num_train + client.num_val for client in data.clients} == {1000}
+    assert len(val) == pytest.approx(1000, abs=100)
     pooled = data.pooled()
     parts = [set(p.tolist()) for p in pooled.splits]
     assert not parts[0] & parts[1]
     assert not parts[1] & parts[2]
     assert not parts[0] & parts[2]
-    assert parts[2] == set(np.concatenate([data.client(k).splits[2] for k in range(10)]))
+    assert parts == [set(train), set(val), set(test)]
     assert pooled.info.id == -1
     assert pooled.info.num_train == len(parts[0]) == sum(pooled.info.label_counts)
 

@@ -50,6 +50,20 @@ def test_memory_that_was_let_go_is_used_again(pipes: tuple[Pipe, Pipe]) -> None:
 
 
 @needs_flags
+def test_what_both_ends_send_at_once_waits_in_the_pipe_however_many_tensors_it_has(pipes: tuple[Pipe, Pipe]) -> None:
+    """Else each would wait until the other reads. The names alone are 300 KiB."""
+    states = [{f"the.name.of.one.of.many.tensors.of.a.network.{k}": torch.tensor([k]) for k in range(n, n + 4000)} for n in (0, 1)]
+    for pipe, state in zip(pipes, states, strict=True):
+        os.set_blocking(pipe.connection.fileno(), False)  # where it would wait, it fails
+        pipe.send([pack(state), pack(state)])
+    for pipe, state in zip(reversed(pipes), states, strict=True):
+        for packed in pipe.recv():
+            arrived = unpack(packed)
+            assert arrived == state
+            assert list(arrived) == list(state)
+
+
+@needs_flags
 def test_each_of_several_receivers_has_to_let_go(pipes: tuple[Pipe, Pipe]) -> None:
     blocks = ReusedBlocks()
     thing, memory = packed(blocks, 1.0)

@@ -1,13 +1,21 @@
-"""F1 and Matthews' correlation as scikit-learn, and with it GLUE, has them."""
+"""Metrics as scikit-learn has them, in every precision, and where they are undefined."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from sklearn.metrics import f1_score, matthews_corrcoef
+from sklearn.metrics import f1_score, matthews_corrcoef, r2_score, roc_auc_score
+from tiny import new_trainer
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
 
-from lightning_fed.tasks.metrics import F1, Matthews
+from lightning_fed.data import IID, InMemory
+from lightning_fed.data.batches import INPUT, TARGETS
+from lightning_fed.methods import FedAvg
+from lightning_fed.tasks.metrics import F1, R2, Matthews, MeanSpearman
+from lightning_fed.tasks.task import TASKS
 
 
 def f1(labels: Any, predictions: Any) -> float:
@@ -41,3 +49,73 @@ def test_what_is_constant_is_worth_nothing(kind: type[F1 | Matthews], prediction
     metric = kind(2)
     metric.update(torch.tensor(predictions), torch.tensor(labels))
     assert metric.compute() == 0  # as scikit-learn has it, with a warning where there is one class only
+
+
+@pytest.mark.parametrize(("center", "scale"), [(0, 1), (1000, 1), (0, 1e-5)])
+def test_r2_is_exact_wherever_the_targets_are(center: float, scale: float) -> None:
+    stream = torch.Generator().manual_seed(0)
+    targets = torch.randn(60, 2, generator=stream) * scale + center
+    outputs = targets + torch.randn(60, 2, generator=stream) * scale / 2
+    metric = R2()
+    for part in range(0, 60, 25):
+        metric.update(outputs[part : part + 25], targets[part : part + 25])
+    assert metric.compute().item() == pytest.approx(r2_score(targets.double(), outputs.double()), abs=1e-6)
+
+
+def test_what_is_undefined_is_no_number() -> None:
+    """So that it does not count in means over clients: of one example, or with constant predictions or targets."""
+    for metric in (R2(), MeanSpearman(1)):
+        metric.update(torch.ones(1), torch.zeros(1))
+        assert metric.compute().isnan()
+    several = MeanSpearman(1)
+    several.update(torch.ones(3), torch.arange(3.0))
+    assert several.compute().isnan()
+    constant = R2()
+    constant.update(torch.arange(3.0), torch.ones(3))
+    assert constant.compute() == r2_score([1, 1, 1], [0, 1, 2]) == 0
+
+
+def test_metrics_of_half_precision_are_computed_in_single() -> None:
+    """Rounded probabilities would be tied, and neither targets nor sums fit into eight bits."""
+    stream = torch.Generator().manual_seed(0)
+    labels = (torch.rand(400, generator=stream) < 0.5).float()
+    logits = (3 * torch.randn(400, 1, generator=stream) + 6 * labels[:, None]).bfloat16()
+    area = TASKS["binary"].measures["auroc"](1)
+    area.update(*TASKS["binary"]().measured(logits, labels))
+    assert area.compute().item() == pytest.approx(roc_auc_score(labels, logits.float()[:, 0]), abs=1e-6)
+    task, targets = TASKS["regression"](), 1000 + 10 * torch.rand(400, generator=stream)
+    outputs = targets[:, None].bfloat16()
+    error = TASKS["regression"].measures["rmse"](1)
+    error.update(*task.measured(outputs, targets))
+    expected = mse_loss(outputs[:, 0].float(), targets)
+    assert error.compute().item() == pytest.approx(expected.sqrt().item())
+    assert task.criterion(outputs, targets).item() == pytest.approx(expected.item())
+
+
+def test_what_the_loss_ignores_is_not_measured() -> None:
+    stream = torch.Generator().manual_seed(0)
+    task, outputs = TASKS["multiclass"](nn.CrossEntropyLoss(ignore_index=255)), torch.randn(2, 3, 4, 4, generator=stream)
+    targets = torch.randint(3, (2, 4, 4), generator=stream)
+    targets[:, :2] = 255  # of images of 4 x 4 pixels the upper half
+    lower, known = outputs[:, :, 2:], targets[:, 2:]
+    assert task.criterion(outputs, targets).item() == pytest.approx(cross_entropy(lower, known).item())
+    for name, make in TASKS["multiclass"].measures.items():
+        measured, expected = make(3), make(3)
+        measured.update(*task.measured(outputs, targets))
+        expected.update(lower, known)
+        assert measured.compute().item() == pytest.approx(expected.compute().item()), name
+
+
+def test_a_loss_of_many_terms_does_not_depend_on_the_batches() -> None:
+    """Each term counts once, and what is ignored does not, in a batch of its own either."""
+    stream = torch.Generator().manual_seed(0)
+    images, targets = torch.randn(10, 3, 2, 2, generator=stream), torch.randint(3, (10, 2, 2), generator=stream)
+    targets[::2, 1], targets[1] = -100, -100
+    losses = []
+    for size in (1, 4, 10):
+        data = InMemory({INPUT: images, TARGETS: targets}, [0] * 10, 3, num_clients=1, test_share=0.8, eval_batch_size=size)
+        data.partition, data.predicts_labels = IID(), False
+        torch.manual_seed(0)
+        [result] = new_trainer().test(FedAvg(partial(nn.Conv2d, 3, kernel_size=1), 3), datamodule=data.client(0), verbose=False)
+        losses.append(result["test/loss"])
+    assert losses == pytest.approx([losses[-1]] * 3)

@@ -29,7 +29,6 @@ def clients_tables(comparison: Comparison, clients: pd.DataFrame) -> list[Layout
     if not {"name", column} <= set(clients.columns):
         return []
     known = clients.merge(comparison.runs[list(KEY)], on=list(KEY)).dropna(subset=["name"])
-    known["name"] = known["name"].astype(str)
     names = list(known["name"].unique())
     if not 0 < len(names) <= MOST_CLIENTS:
         return []
@@ -57,7 +56,7 @@ def cross_tables(comparison: Comparison, crossed: pd.DataFrame) -> list[Layout]:
     for method in comparison.methods:
         own = known[known["method"] == method]
         alike = own.groupby([*KEY, "tested"])[column].nunique().max() < 2
-        names = dict(own[["trained", "name"]].drop_duplicates("trained").astype({"name": str}).to_numpy())
+        names = dict(own[["trained", "name"]].drop_duplicates("trained").to_numpy())
         if alike or not 0 < len(names) <= MOST_CLIENTS:
             continue
         tested = {f"on {name}": client for client, name in names.items()} | {"on all clients' data": EVERYBODY}

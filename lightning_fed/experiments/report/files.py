@@ -25,6 +25,10 @@ NEEDED_SETTINGS: dict[str, type] = {SEED: int, "federation.rounds": int, "model.
 """Settings that a report needs."""
 
 
+AS_WRITTEN: Any = {"dtype": {"name": str}, "keep_default_na": False, "na_values": ["", "nan"]}
+"""Options with which pandas reads what a run has written: clients may be called 007 or NA."""
+
+
 def read_table(path: Path, needed: Collection[str], texts: Collection[str] = ()) -> pd.DataFrame:
     """A table of a run.
 
@@ -32,7 +36,7 @@ def read_table(path: Path, needed: Collection[str], texts: Collection[str] = ())
         FederationError: if it is not a table, has no rows, lacks a column, or has something else than numbers in one.
     """
     try:
-        table = pd.read_csv(path)
+        table = pd.read_csv(path, **AS_WRITTEN)
     except (OSError, ValueError) as error:
         raise FederationError(f"{path} is not a table that a run has written ({one_line(error)[:200]}).") from error
     if table.empty:

@@ -9,18 +9,19 @@ from lightning_fed.experiments.report.report import report_on
 
 
 def test_sites_have_a_row_each() -> None:
+    """By their names, also if these look like a number, or like nothing."""
     sweep = write_sweep(Path("sweep"), {"FedAvg": [0.8, 0.9], "Standalone": [0.5, 0.5]})
     assert not any("each client" in table.title for table in report_on([sweep]).tables)
     for path in sweep.rglob("clients.csv"):
         better = 0.1 if "FedAvg/seed_1" in str(path) else 0.0
         table = pd.read_csv(path)
         better_by = {"test/accuracy": table["test/accuracy"] - better}
-        table.assign(name=["North", "South"], train=[30, 50], **better_by).to_csv(path, index=False)
+        table.assign(name=["007", "NA"], train=[30, 50], **better_by).to_csv(path, index=False)
     [table] = [table for table in report_on([sweep]).tables if table.title == "each client"]
     assert table.columns == ["", "train examples", "test examples", "FedAvg", "Standalone"]
     assert [[entry.text for entry in row] for row in table.rows] == [
-        ["North", "30", "1", "45.00 ± 7.07", "50.00 ± 0.00"],
-        ["South", "50", "2", "95.00 ± 7.07", "100.00 ± 0.00"],
+        ["007", "30", "1", "45.00 ± 7.07", "50.00 ± 0.00"],
+        ["NA", "50", "2", "95.00 ± 7.07", "100.00 ± 0.00"],
     ]
     report_on([sweep]).write(Path("report"))
     assert Path("report/sites.pdf").is_file()
