@@ -201,7 +201,6 @@ class WorkerPool(ABC):
         first = own[0]
         first.deaths += 1
         if first.deaths > 1:
-            own.clear()
             turn = first.turn
             raise FederationError(
                 f"Two workers that {VERBS[turn.verb]} client {turn.client.id} in round {turn.round} died, the last one "

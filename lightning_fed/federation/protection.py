@@ -127,7 +127,8 @@ def protect(
     block = asdict(privacy) | {"key": None, "clients": clients, "rate": rate}
     noise: Noise = SeededNoise(settings.seed)
     if privacy.key is not None:
-        block["made_with"] = f"{crc32(json.dumps(made_with, sort_keys=True).encode()):08x}"
+        given = {name: value for name, value in made_with.items() if value is not None}
+        block["made_with"] = f"{crc32(json.dumps(given, sort_keys=True).encode()):08x}"
         block["stream"] = token_hex(16) if continued is None else stream_of(continued)
     if privacy.key is not None and not reading:
         noise = SecretNoise(read_key(privacy.key, continued is not None), block["stream"])

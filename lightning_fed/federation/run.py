@@ -186,7 +186,7 @@ class Run:
                 self._call("on_fit_end")
                 if self.checkpoints:
                     self.checkpoints.finish(self.settings.keep, (self.store, self.client_state))
-                    if self.settings.keep == "none":  # states on disk are available until the run is collected
+                    if not self.checkpoints.paths():  # states on disk are available until the run is collected
                         weakref.finalize(self, shutil.rmtree, self.checkpoints.clients_folder.absolute(), ignore_errors=True)
             finally:
                 self._call("teardown")
@@ -426,10 +426,14 @@ class Run:
         self.round, self.history = manifest.round, checkpoint.history
         self.last_rounds |= checkpoint.last_rounds
         self.merged_turns |= checkpoint.merged_turns
-        self._best.best = manifest.best
-        if self._target and manifest.target == self.target:
+        if same_metric := manifest.settings.get("metric") == self.made_with.get("metric"):
+            self._best.best = manifest.best
+        else:
+            for row in self.history:
+                self._best.update(row)
+        if self._target and same_metric and manifest.target == self.target:
             self._target.reached = manifest.reached
-        elif self._target:  # another target than the checkpoint's
+        elif self._target:  # another target or metric than the checkpoint's
             for row in self.history:
                 try:
                     self._target.update(row)

@@ -87,7 +87,7 @@ def settings_of(model: FederatedModule, data: FederatedDataModule, **of_federati
     found |= {"continue_epochs": data.continue_epochs}
     found["weights of the frozen network"] = _checksum(frozen_parameters(model).values())
     plain = {name: _plain(value) for name, value in found.items()}
-    return {name: value for name, value in plain.items() if value is not None}
+    return {name: value for name, value in plain.items() if value is not None or found[name] is None}
 
 
 def optimizer_of(phase: str) -> str:

@@ -208,6 +208,7 @@ def test_a_turn_in_which_two_stand_still_ends_the_run() -> None:
         r"set federation.engine.init_args.turn_timeout higher, if turns take that long, or use",
     ):
         play(village)
+    assert not any(village.jobs.values())  # the one that still stands there is gone, too
 
 
 def test_what_the_one_who_waits_does_meanwhile_makes_no_worker_late(capsys: pytest.CaptureFixture[str]) -> None:

@@ -271,7 +271,7 @@ def test_fewer_rounds_than_were_played_are_refused(played: Path) -> None:
     [
         ({"data": new_data(2, batch_size=7)}, "batch_size 16, now 7"),
         ({"optimizer": torch.optim.AdamW}, "SGD, now AdamW"),
-        ({"epochs": 3}, "epochs 1, now 3"),
+        ({"epochs": 3, "gradient_clip": 1.0}, "epochs 1, now 3; gradient_clip None, now 1.0"),
     ],
     ids=["batch", "optimizer", "epochs"],
 )

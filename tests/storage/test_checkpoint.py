@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import assert_same_end, new_data, new_federation, new_method, new_trainer, same, without_seconds
+from tiny import CLASSES, assert_same_end, new_data, new_federation, new_method, new_trainer, same, without_seconds
+from torchmetrics.classification import HammingDistance
 
 import lightning_fed.storage.checkpoint
 import lightning_fed.storage.client_store
@@ -433,6 +434,22 @@ def test_a_run_that_continues_selects_as_one_that_was_never_stopped(ckpt_path: s
     assert ours.manifest.round == theirs.manifest.round
     assert same(ours.server, theirs.server)
     assert {name.replace("_2.", ".") for name in client_files(stopped)} == client_files(whole)
+
+
+def test_a_run_that_continues_by_another_metric_selects_as_one_that_has_had_it_from_the_start() -> None:
+    """Its best round, and the one that reached the target, are not those of the metric before."""
+
+    def fit(rounds: int, run_dir: str, metric: str) -> dict[str, float]:
+        federation = new_federation(rounds, run_dir, evaluate_every=1, trainer=new_trainer, target=0.9)
+        distance = {"distance": HammingDistance(task="multiclass", num_classes=CLASSES)}
+        federation.fit(new_method("FedAvg", metrics=distance, metric=metric), new_data(), "last")
+        row = federation.run.history[-1]
+        return {name: value for name, value in row.items() if name.startswith(("selected/", "target/"))}
+
+    assert "target/round" not in fit(2, "changed", "accuracy")
+    whole = fit(3, "whole", "distance")
+    assert fit(3, "changed", "distance") == whole
+    assert {"selected/round", "selected/test_distance", "target/round"} < whole.keys()
 
 
 def test_best_of_a_run_without_validation_data_is_refused() -> None:

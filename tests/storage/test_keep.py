@@ -85,9 +85,22 @@ def test_a_run_that_is_not_finished_keeps_what_it_goes_on_from() -> None:
     assert names("checkpoints") == names("clients") == set()
 
 
-def test_without_checkpoints_there_is_nothing_to_keep() -> None:
-    fit("last", checkpoint_every=0)
+@pytest.mark.parametrize("keep", ["all", "last"])
+def test_without_checkpoints_there_is_nothing_to_keep(keep: Keep) -> None:
+    federation = fit(keep, checkpoint_every=0, store_limit_mb=1e-6)
     assert names("checkpoints") == set()
+    assert names("clients")
+    del federation
+    gc.collect()
+    assert not (FOLDER / "clients").exists()
+
+
+def test_of_none_later_rounds_keep_their_files_as_long_as_they_have_checkpoints() -> None:
+    fit("all", rounds=4)
+    fit("none", rounds=3, ckpt_path="runs/version_0/checkpoints/round_000003")
+    gc.collect()
+    assert names("checkpoints") == {"round_000004"}
+    assert fit("all", rounds=5, ckpt_path="last").run.round == 5
 
 
 def test_what_goes_with_the_run_is_its_own_wherever_one_is_by_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
