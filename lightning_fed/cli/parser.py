@@ -89,7 +89,8 @@ class Parser(LightningArgumentParser):
         """Print one line and exit with code 2."""
         if not self.exit_on_error:
             super().error(message, ex)
-        print_error(without_value(message, self.args) or shorten(message, self.options))
+        verb = str(self.prog).rpartition(" ")[2]
+        print_error(without_value(message, self.args) or shorten(message, self.options, verb))
         self.exit(2)
         raise AssertionError  # exit does not return
 

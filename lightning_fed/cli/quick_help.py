@@ -62,4 +62,5 @@ def refuse_unknown(args: Sequence[str], known: OptionIndex) -> None:
     roots = {*BLOCKS, *(name.partition(".")[0] for name in names)}
     wrong = [arg for arg in args[1:] if arg.startswith("--") and arg[2:].partition("=")[0].partition(".")[0] not in roots]
     if wrong:
-        raise FederationError(unknown(f"unrecognized arguments: {' '.join(wrong)}", wrong[0][2:].partition("=")[0], names))
+        option = wrong[0][2:].partition("=")[0]
+        raise FederationError(unknown(f"unrecognized arguments: {' '.join(wrong)}", option, names, args[0]))

@@ -110,19 +110,20 @@ _KINDS = {
 _CALLABLE = re.compile(r"Type \S*Callable\[.*?\] expects a function or a callable class: ")
 
 
-def shorten(message: str, options: Collection[str] = ()) -> str:
+def shorten(message: str, options: Collection[str] = (), verb: str = "fit") -> str:
     """What is wrong, with which option, and what is expected.
 
     Args:
         message: jsonargparse's message.
         options: names of the command line's options, such as ``federation.rounds``.
+        verb: verb of the command line.
     """
     found = [key for key, _ in groupby(re.findall(r'Parser key "([^"]+)":', message))]
     keys = [key for place, key in enumerate(found) if key not in found[:place]]
     lines = list(dict.fromkeys(map(_plain, message.splitlines())))
     text = "; ".join(line for line in lines if line and not line.startswith(_NOISE))
     text = _in_words(text or _expected(message, lines) or " ".join(message.split()), _given(message))
-    text = _with_names(text, message, keys, options)
+    text = _with_names(text, message, keys, options, verb)
     text = re.sub(rf"(\S{{{LONGEST}}})\S+", r"\1…", text)
     return f"{'.'.join(keys)}: {text}" if keys else text
 
@@ -187,7 +188,7 @@ def _in_words(text: str, value: str) -> str:
     )
 
 
-def _with_names(text: str, message: str, keys: list[str], options: Collection[str]) -> str:
+def _with_names(text: str, message: str, keys: list[str], options: Collection[str], verb: str) -> str:
     """Add the known names and the one that is nearest to the given name."""
     if "Option 'class_path' is not accepted" in text:
         return "the options of a class stand in its init_args, not beside its class_path"
@@ -204,7 +205,7 @@ def _with_names(text: str, message: str, keys: list[str], options: Collection[st
         near = nearest(wrong[1], options) or _nearest_block(wrong[1]) or place_of(wrong[1])
         text += hint(wrong[1].rpartition(".")[2], OPTIONS) or near
     elif wrong := re.search(r"unrecognized arguments: --([^=\s]+)", text):
-        return unknown(text, wrong[1], options)
+        return unknown(text, wrong[1], options, verb)
     elif text.startswith("unrecognized arguments: "):
         text += "; the names of options begin with --, and a configuration is given as --config FILE"
     elif text.startswith("the following arguments are required: "):

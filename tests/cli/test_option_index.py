@@ -62,7 +62,7 @@ def test_an_option_that_begins_like_none(line: str, meant: str, kept_index: Path
     assert f"({meant}" in str(refused.value)
     with pytest.raises(SystemExit):
         main(line.split())
-    assert f"({meant}); see lightning-fed fit --help" in capsys.readouterr().err
+    assert f"({meant}); see lightning-fed {line.split()[0]} --help" in capsys.readouterr().err
 
 
 def test_it_is_made_once_until_something_changes(

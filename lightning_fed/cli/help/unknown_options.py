@@ -10,24 +10,27 @@ OF_OPTIMIZERS = {"lr", "learning_rate", "momentum", "weight_decay", "betas", "ne
 """Options of an optimizer, which users look for in other places."""
 
 
-def unknown(text: str, option: str, options: Collection[str]) -> str:
+def unknown(text: str, option: str, options: Collection[str], verb: str = "fit") -> str:
     """A sentence about an unknown option, with the option that may have been meant.
 
     Args:
         text: beginning of the sentence.
         option: the option, without dashes.
         options: all known options.
+        verb: verb of the command line.
     """
     blocks = sorted(name for name in options if name.rpartition(".")[2] == option)
     near = f" (did you mean --{blocks[0]}?)" if blocks else nearest(option, options, "--")
     meant = hint(option.rpartition(".")[2], OPTIONS) or place_of(option) or near
-    return f"{text}{meant}; {where_to_look(option)}"
+    return f"{text}{meant}; {where_to_look(option, verb=verb)}"
 
 
-def where_to_look(option: str, of: str = "") -> str:
-    """The help that lists the options of an option's block; of a class, if its name is known."""
+def where_to_look(option: str, of: str = "", verb: str = "fit") -> str:
+    """The help that lists the options of an option's block, of a class if its name is known, or else of the verb."""
     block = option.partition(".")[0]
-    return "see lightning-fed fit " + (f"--{block}.help {of}" if of else f"--help {block if block in BLOCKS else ''}".rstrip())
+    if block not in BLOCKS:
+        return f"see lightning-fed {verb} --help"
+    return "see lightning-fed fit " + (f"--{block}.help {of}" if of else f"--help {block}")
 
 
 def place_of(option: str, names: Collection[str] = ("optimizer",)) -> str:
