@@ -176,6 +176,24 @@ def test_a_reply_that_is_lost_leaves_no_trace(name: str) -> None:
     assert fault.times == 1
 
 
+def test_a_turn_that_fails_once_leaves_no_trace() -> None:
+    """The site has trained when something fails, and is asked again."""
+    name, failed = "PFedLoRA", list[str]()
+    link = linked(name)
+    worker = link.sites[in_cohort(name)[0]]._worker
+    passes = worker._passes_after_training
+
+    def fail_once(*args: Any) -> Any:
+        if not failed:
+            failed.append("as it is told")
+            raise RuntimeError(failed[0])
+        return passes(*args)
+
+    worker._passes_after_training = fail_once  # type: ignore[method-assign]
+    assert_same_as_here(fit(name, link), link, here(name))
+    assert failed
+
+
 @pytest.mark.parametrize("name", ["PFedLoRA"])
 def test_a_message_that_comes_twice_leaves_no_trace(name: str) -> None:
     def repeat(client: int, answer: Answering) -> bytes:
