@@ -81,6 +81,7 @@ class Worker:
         """
         with self._named(turn):
             self.activity = ""
+            self.flops.collect()  # what a turn has left that failed
             trains = turn.client.id != SERVER and turn.verb in ("fit", "personalize", "train_on_public")
             if trains:
                 turn = replace(turn, broadcast=self._received(turn.broadcast))
