@@ -183,6 +183,8 @@ class Run:
                     self.completed += 1
                     if saved and preempted() and self.round < self.rounds:
                         raise Preempted
+                if not self.data.at_hand:
+                    self._refresh_statistics()  # of a run that had ended before; the sites cannot be asked later
                 self._call("on_fit_end")
                 if self.checkpoints:
                     self.checkpoints.finish(self.settings.keep, (self.store, self.client_state))

@@ -534,6 +534,13 @@ def test_what_a_site_says_of_its_data_is_checked(lie: dict[str, Any]) -> None:
     assert len(str(error.value)) < 400
 
 
+def test_a_finished_study_with_statistics_has_its_model_when_it_is_served_again() -> None:
+    link = linked("FedHM")
+    first = fit("FedHM", link, rounds=1, run_dir="runs").run.server_module()
+    again = fit("FedHM", link, rounds=1, run_dir="runs", ckpt_path="last").run.server_module()
+    assert same(again.state_dict(), first.state_dict())
+
+
 def test_statistics_are_checked() -> None:
     def fault(client: int, head: dict[str, Any], answer: Answering) -> bytes:
         if client == 1 and head.get("verb") == "compute_statistics":
