@@ -57,10 +57,14 @@ def _page_of_class(known: OptionIndex, verb: str, option: str, name: str) -> str
 
 
 def refuse_unknown(args: Sequence[str], known: OptionIndex) -> None:
-    """Raises a FederationError for options that start like no known option; options within a block depend on its class."""
+    """Raises a FederationError for options that start like no known option, and for unknown ones of the federation. Those within
+    other blocks depend on the block's class.
+    """
     names = [option.name for option in known.verbs[args[0]]]
     roots = {*BLOCKS, *(name.partition(".")[0] for name in names)}
-    wrong = [arg for arg in args[1:] if arg.startswith("--") and arg[2:].partition("=")[0].partition(".")[0] not in roots]
-    if wrong:
-        option = wrong[0][2:].partition("=")[0]
-        raise FederationError(unknown(f"unrecognized arguments: {' '.join(wrong)}", option, names, args[0]))
+    for arg in args[1:]:
+        option = arg.removeprefix("--").partition("=")[0]
+        root, *within = option.split(".")
+        of_federation = root != "federation" or not within or f"{root}.{within[0].removesuffix('+')}" in names
+        if arg.startswith("--") and not (root in roots and of_federation):
+            raise FederationError(unknown(f"unrecognized arguments: {arg}", option, names, args[0]))

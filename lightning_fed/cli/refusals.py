@@ -233,7 +233,7 @@ def _with_names(text: str, message: str, keys: list[str], options: Collection[st
     if "not accept" not in text:
         return text
     of = _whose(message, "is not accepted").rpartition(".")[2] if keys in (["model"], ["data"]) else ""
-    return f"{text}; {where_to_look(keys[0] if keys else '', of)}"
+    return f"{text}; {where_to_look(keys[0] if keys else '', of, verb)}"
 
 
 def _nearest_block(option: str) -> str:

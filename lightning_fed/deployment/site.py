@@ -51,7 +51,7 @@ class OneClient(FederatedDataModule):
         """The data. Raises :class:`FederationError` for another client."""
         if client != self._own.info.id:
             raise FederationError(f"This site has client {self._own.info.id}, not client {client}.")
-        return self._own
+        return replace(self._own)  # turns set attributes of it
 
     def fingerprint(self) -> str:
         """Checksum of the data that the site divided."""

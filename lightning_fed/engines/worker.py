@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
+from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor
 
 from lightning_fed.core.client_modules import ClientModules
@@ -81,6 +83,7 @@ class Worker:
         """
         with self._named(turn):
             self.activity = ""
+            self.flops.collect()  # what a turn has left that failed
             trains = turn.client.id != SERVER and turn.verb in ("fit", "personalize", "train_on_public")
             if trains:
                 turn = replace(turn, broadcast=self._received(turn.broadcast))
@@ -244,10 +247,14 @@ class Worker:
             best: selects the best model of this training. None: the last one is kept.
         """
         with module.training_on(phases):
-            if not (epochs := module.num_epochs(len(data.train_dataloader()))):
+            length = len(data.train_dataloader())
+            if not (epochs := module.num_epochs(length)):
                 return {}
             callbacks = [self.flops] if best is None else [self.flops, best]
             trainer = self.trainers.for_fit(epochs, callbacks, **({} if best is None else best.trainer_options))
+            if trainer.limit_train_batches != 1.0:  # phases that are counted in steps span more of such epochs
+                limited = _parse_num_batches(RunningStage.TRAINING, length, trainer.limit_train_batches)
+                trainer.fit_loop.max_epochs = module.num_epochs(max(1, int(limited)))
             module.rounds_before = rounds
             if data.start is not None and trainer.limit_train_batches != 1.0:
                 raise FederationError(

@@ -483,11 +483,12 @@ class Federation:
             stack.enter_context(torch_threads(self.engine.threads))
             yield
 
-    def _temporary_folder(self) -> Path:
-        """A folder that is deleted with this object; private states are available until then."""
+    @staticmethod
+    def _temporary_folder(run: Run) -> Path:
+        """A folder that is deleted with the run; private states are available until then."""
         stack = ExitStack()
         path = stack.enter_context(temporary_folder())
-        weakref.finalize(self, stack.close)
+        weakref.finalize(run, stack.close)
         return path
 
     def _find_checkpoint(self, ckpt_path: Path | str | None, model: FederatedModule) -> Path | None:

@@ -78,7 +78,7 @@ class Run:
         settings: RunSettings,
         *,
         folder: Callable[[], Path | None],
-        temporary_folder: Callable[[], Path],
+        temporary_folder: Callable[["Run"], Path],
         checkpoint: Checkpoint | None = None,
         reading: bool = False,
     ) -> None:
@@ -125,7 +125,7 @@ class Run:
             self._noise = protect(self.server, model, settings, who, self.identity, self.made_with, continued, reading)
         self.folder = folder()
         self.checkpoints = Checkpoints(self.folder, checkpoint) if self.folder else None
-        states = self.checkpoints.clients_folder if self.checkpoints and not reading else temporary_folder()
+        states = self.checkpoints.clients_folder if self.checkpoints and not reading else temporary_folder(self)
         self._written = (self.folder or states, states)
         self.store = ClientStore(states, settings.store_limit)
         self.client_state = ClientStore(states, settings.store_limit, "server")
@@ -183,6 +183,8 @@ class Run:
                     self.completed += 1
                     if saved and preempted() and self.round < self.rounds:
                         raise Preempted
+                if not self.data.at_hand:
+                    self._refresh_statistics()  # of a run that had ended before; the sites cannot be asked later
                 self._call("on_fit_end")
                 if self.checkpoints:
                     self.checkpoints.finish(self.settings.keep, (self.store, self.client_state))

@@ -40,7 +40,7 @@ def test_it_is_what_the_parsers_print(line: str, kept_index: Path, capsys: pytes
         "fit --nothing.help FedAvg",
         "fit --config my.yaml --help",
         "fit --config quickstart",
-        "fit --federation.rouns 3",  # what a block takes depends on its class
+        "fit --model.init_args.epocs 3",  # what a class takes
         "fit --model.init_args.optimizer.init_args.lr=0.1 --trainer.accelerator cpu -c quickstart",
     ],
 )
@@ -53,6 +53,7 @@ def test_what_it_leaves_to_the_parsers(line: str, kept_index: Path) -> None:
     [
         ("fit --modle FedAvg", "did you mean --model?"),
         ("fit --lr=0.1", "it belongs to the optimizer: --model.init_args.optimizer.init_args.lr"),
+        ("predict --config quickstart --federation.round 3", "did you mean --federation.rounds?"),
         ("test --config quickstart --adapt_epochs 1", "it is called fine_tuning.epochs now"),
     ],
 )

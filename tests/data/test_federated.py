@@ -353,9 +353,11 @@ def test_a_missing_official_test_set_is_refused() -> None:
         Digits(split="official").setup()
 
 
-def test_pools_of_different_classes_are_refused() -> None:
-    data = InMemory(torch.zeros(90, 1), torch.arange(90) % 3, 3, torch.zeros(9, 1), torch.arange(9) % 2, split="official")
-    with pytest.raises(FederationError, match="1 classes are in only one of"):
+@pytest.mark.parametrize("partition", [ClassesPerClient(2), DirichletPerClass(1.0), DirichletPerClient(1.0, 20, 2)], ids=repr)
+def test_pools_of_different_classes_are_refused(partition: Partitioner) -> None:
+    tests = torch.tensor([0, 1, 3]).repeat(3)  # as many classes, but not the same
+    data = InMemory(torch.zeros(90, 1), torch.arange(90) % 3, 4, torch.zeros(9, 1), tests, split="official", partition=partition)
+    with pytest.raises(FederationError, match="2 classes are in only one of"):
         data.setup()
 
 

@@ -176,6 +176,24 @@ def test_a_reply_that_is_lost_leaves_no_trace(name: str) -> None:
     assert fault.times == 1
 
 
+def test_a_turn_that_fails_once_leaves_no_trace() -> None:
+    """The site has trained when something fails, and is asked again."""
+    name, failed = "PFedLoRA", list[str]()
+    link = linked(name)
+    worker = link.sites[in_cohort(name)[0]]._worker
+    passes = worker._passes_after_training
+
+    def fail_once(*args: Any) -> Any:
+        if not failed:
+            failed.append("as it is told")
+            raise RuntimeError(failed[0])
+        return passes(*args)
+
+    worker._passes_after_training = fail_once  # type: ignore[method-assign]
+    assert_same_as_here(fit(name, link), link, here(name))
+    assert failed
+
+
 @pytest.mark.parametrize("name", ["PFedLoRA"])
 def test_a_message_that_comes_twice_leaves_no_trace(name: str) -> None:
     def repeat(client: int, answer: Answering) -> bytes:
@@ -514,6 +532,13 @@ def test_what_a_site_says_of_its_data_is_checked(lie: dict[str, Any]) -> None:
         fit("FedAvg", linked("FedAvg", fault))
     assert str(error.value).isprintable()
     assert len(str(error.value)) < 400
+
+
+def test_a_finished_study_with_statistics_has_its_model_when_it_is_served_again() -> None:
+    link = linked("FedHM")
+    first = fit("FedHM", link, rounds=1, run_dir="runs").run.server_module()
+    again = fit("FedHM", link, rounds=1, run_dir="runs", ckpt_path="last").run.server_module()
+    assert same(again.state_dict(), first.state_dict())
 
 
 def test_statistics_are_checked() -> None:

@@ -41,7 +41,7 @@ from lightning_fed.engines.worker import Worker
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.methods import FedAvg, FedHM, FedPer, FedProx
+from lightning_fed.methods import FedAvg, FedHM, FedPer, FedProx, FedRep
 from lightning_fed.storage.client_store import ClientStore
 from lightning_fed.tensors import State
 
@@ -326,6 +326,25 @@ def test_phases_are_asked_for_once_per_turn(monkeypatch: pytest.MonkeyPatch) -> 
         if turn.verb == "evaluate":
             engine.worker.run_turn(turn, None)
     assert Asked.times == 3
+
+
+class Steps(FederationCallback):
+    """Remembers how many steps each turn took."""
+
+    def __init__(self) -> None:
+        self.taken: list[float] = []
+
+    def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
+        self.taken.append(update.metrics["steps"])
+
+
+def test_steps_do_not_depend_on_the_length_of_epochs() -> None:
+    """Shorter epochs are more of them, also for a phase that comes after another."""
+    trainer, counted = partial(new_trainer, limit_train_batches=2), Steps()
+    rep = FedRep(Net, CLASSES, head_epochs=1, optimizer=sgd, steps=7)
+    for model, steps in ((FedAvg(Net, CLASSES, sgd, steps=7), 7), (rep, 2 + 7)):
+        new_federation(1, trainer=trainer, callbacks=[counted]).fit(model, new_data(2, 120))
+        assert counted.taken[-2:] == [steps, steps]
 
 
 class TakesCopies(FedAvg):

@@ -10,6 +10,7 @@ import torch
 from tiny import CLASSES, Net, Stop, assert_same_end, new_data, new_federation, new_trainer, sgd
 from tiny_sites import STUDY, Clock, Memory
 
+from lightning_fed.core.fine_tuning import FineTuning
 from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.data import InMemory
 from lightning_fed.data.batches import ShuffledBatches
@@ -111,6 +112,18 @@ def test_worker_processes_play_the_same_batches(tmp_path: Path, two_workers: Pro
     fit(2, folder=tmp_path / "two", engine=two_workers, **options)
     fit(3, "last", tmp_path / "two", engine=two_workers, **options)
     assert_same_end(tmp_path / "one" / "version_0", tmp_path / "two" / "version_0")
+
+
+def test_sites_fine_tune_on_the_batches_of_one_process(tmp_path: Path) -> None:
+    """Only what is trained in rounds goes on where it stopped."""
+    method = FedAvg(Net, CLASSES, optimizer=sgd, steps=STEPS, fine_tuning=FineTuning(epochs=1))
+    with quiet_lightning():
+        specs = [WorkerSpec(method.unbuilt_copy(), OneClient(data(), client, client), new_trainer, 0) for client in range(3)]
+        link = Memory({client: Site(spec, client, STUDY, tmp_path / str(client)) for client, spec in enumerate(specs)})
+    apart, together = new_federation(2, engine=Sites(link, 3, STUDY, poll=0.01)), new_federation(2, trainer=new_trainer)
+    apart.fit(method, DataAtSites(data()))
+    together.fit(method, data())
+    assert apart.run.results == together.run.results
 
 
 def test_sites_go_on_where_the_server_stopped_and_train_again_what_it_did_not_get(

@@ -1,5 +1,6 @@
 """A run's folder has one writer, and what a killed process left goes."""
 
+import gc
 import subprocess
 import sys
 import tempfile
@@ -111,8 +112,11 @@ def test_states_of_a_killed_process_go_and_those_of_a_living_one_stay(tmp_path: 
             assert ours in tmp_path.iterdir()
         [left] = set(tmp_path.iterdir()) - foreign
     federation = new_federation(1, None, store_limit_mb=1e-6)
-    federation.fit(new_method("PFedLoRA"), new_data(2, 40))
+    for _ in range(2):
+        federation.fit(new_method("PFedLoRA"), new_data(2, 40))
     assert not left.exists()
     assert federation.client_module(0) is not None
+    gc.collect()
+    assert len(set(tmp_path.iterdir()) - foreign) == 1  # that of the newest run
     assert foreign < set(tmp_path.iterdir())
     assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]

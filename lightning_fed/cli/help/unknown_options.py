@@ -28,9 +28,8 @@ def unknown(text: str, option: str, options: Collection[str], verb: str = "fit")
 def where_to_look(option: str, of: str = "", verb: str = "fit") -> str:
     """The help that lists the options of an option's block, of a class if its name is known, or else of the verb."""
     block = option.partition(".")[0]
-    if block not in BLOCKS:
-        return f"see lightning-fed {verb} --help"
-    return "see lightning-fed fit " + (f"--{block}.help {of}" if of else f"--help {block}")
+    topic = block if block in BLOCKS else ""
+    return f"see lightning-fed {verb} " + (f"--{block}.help {of}" if of else f"--help {topic}".rstrip())
 
 
 def place_of(option: str, names: Collection[str] = ("optimizer",)) -> str:

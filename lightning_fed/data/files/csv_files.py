@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lightning_fed.data.batches import INPUT, TARGETS
 from lightning_fed.data.files.columns import (
@@ -95,6 +96,7 @@ class CSVFiles(ScaledColumns, TableData):
         self.categorical: dict[str, list[str] | None]
         self.categorical = dict(categorical) if isinstance(categorical, dict) else dict.fromkeys(categorical or ())
         self.titles: list[str] = []
+        self._one_hots: list[bool] = []  # whether each title is a category's
         self._owners: NDArray[Any] | None = None  # each example's client, if that is not the file
 
     @property
@@ -155,11 +157,12 @@ class CSVFiles(ScaledColumns, TableData):
         require(len(names) > 0, f"{files[0]} has no column besides {', '.join(header)}: an input is needed.")
         unused = [name for name in self.categorical if name not in names]
         require(not unused, f"Got categorical={unused[:1]}, but the inputs are {', '.join(names)}: name inputs, or leave it out.")
-        self.titles, parts = [], []
+        self.titles, self._one_hots, parts = [], [], []
         for name in names:
             titles, part = self._one_hot(name, columns[name], files) if name in self.categorical else ([name], None)
             parts.append(self._numbers(name, columns[name], files)[:, None] if part is None else part)
             self.titles += titles
+            self._one_hots += [part is not None] * len(titles)
         inputs = torch.from_numpy(np.concatenate(parts, axis=1))
         targets = [columns.pop(name) for name in self.target]
         of_set = None if sets is None else np.repeat(sets, sizes)
@@ -198,6 +201,10 @@ class CSVFiles(ScaledColumns, TableData):
 
     def column_title(self, place: int) -> str:
         return self.titles[place]
+
+    def _usual(self, rows: Tensor) -> Tensor:
+        """Also with medians, of a category its frequency: the median of its column would mostly be 0, as of all others."""
+        return torch.where(torch.tensor(self._one_hots), rows.nanmean(dim=0), super()._usual(rows))
 
     def _missing(self, name: str, values: NDArray[Any], files: list[Path]) -> NDArray[np.bool_]:
         """Which examples have no value in a column."""

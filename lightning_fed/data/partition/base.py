@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fed.data.partition.pools import Indices, by_class, cut, finish, table_stream
+from lightning_fed.data.partition.pools import Indices, by_class, check_classes, cut, finish, table_stream
 from lightning_fed.errors import require
 from lightning_fed.options import PositiveInt
 
@@ -55,12 +55,7 @@ class Partitioner:
         self, train_labels: NDArray[np.int64], test_labels: NDArray[np.int64], num_clients: int, seed: int
     ) -> tuple[list[Indices], list[Indices]]:
         """Divide a train and a test pool of the same classes, so that clients are tested on the classes that they train on."""
-        missing = set(np.unique(train_labels)) ^ set(np.unique(test_labels))
-        require(
-            not missing,
-            f"{len(missing)} classes are in only one of the training set and the official test set, so clients cannot be "
-            "tested on what they train on: set split to pooled, or partition to IID.",
-        )
+        check_classes(train_labels, test_labels)
         return self(train_labels, num_clients, seed), self.for_test_pool()(test_labels, num_clients, seed)
 
     def for_test_pool(self) -> "Partitioner":

@@ -7,7 +7,7 @@ from jsonargparse.typing import PositiveFloat
 from numpy.typing import NDArray
 
 from lightning_fed.data.partition.base import Partitioner
-from lightning_fed.data.partition.pools import Indices, by_class, cut, finish, table_stream
+from lightning_fed.data.partition.pools import Indices, by_class, check_classes, cut, finish, table_stream
 from lightning_fed.errors import FederationError, require
 from lightning_fed.options import PositiveInt
 
@@ -92,6 +92,7 @@ class DirichletPerClass(Partitioner):
         self, train_labels: NDArray[np.int64], test_labels: NDArray[np.int64], num_clients: int, seed: int
     ) -> tuple[list[Indices], list[Indices]]:
         """Divide both pools by the first table that suits both: a new table for one would give it other proportions."""
+        check_classes(train_labels, test_labels)
         train, test = (by_class(labels, num_clients, seed) for labels in (train_labels, test_labels))
         divided = self._divide([(train, self.min_samples), (test, 1)], num_clients, table_stream(seed))
         return finish(divided[0]), finish(divided[1])

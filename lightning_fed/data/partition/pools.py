@@ -22,6 +22,16 @@ def by_class(labels: NDArray[np.int64], num_clients: int, seed: int) -> list[Ind
     return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
 
 
+def check_classes(train_labels: NDArray[np.int64], test_labels: NDArray[np.int64]) -> None:
+    """Refuse pools of different classes, which no table can divide alike."""
+    missing = set(np.unique(train_labels)) ^ set(np.unique(test_labels))
+    require(
+        not missing,
+        f"{len(missing)} classes are in only one of the training set and the official test set, so clients cannot be "
+        "tested on what they train on: set split to pooled, or partition to IID.",
+    )
+
+
 def table_stream(seed: int) -> np.random.Generator:
     """The random stream of a partition. The table is drawn first, so that it does not depend on the pool."""
     return np.random.default_rng([seed, 0])

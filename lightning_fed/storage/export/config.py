@@ -68,7 +68,7 @@ def _images(data: FederatedDataModule) -> dict[str, Any]:
     if not data.at_hand:
         size = getattr(data, "image_size", None)
         return {"image_size": size and [size, size], "mean": list(data.mean), "std": list(data.std)}
-    images, _ = next(iter(data.client(0).train_dataloader()))
+    images, _ = next(iter(data.client(0).test_dataloader()))
     if not isinstance(images, torch.Tensor) or images.dim() != 4:
         return {"image_size": None, "mean": None, "std": None}
     normalized = images.dtype == torch.uint8

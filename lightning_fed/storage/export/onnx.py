@@ -83,7 +83,7 @@ def write_onnx(path: Path, module: FederatedModule, data: ClientDataModule) -> N
 
 def sample(data: ClientDataModule) -> Tensor | dict[str, Tensor]:
     """A few examples in the form of a network's inputs: at least two, because a size of one would be taken for a constant."""
-    inputs, _ = data.on_after_batch_transfer(next(iter(data.train_dataloader())), 0)
+    inputs, _ = data.on_after_batch_transfer(next(iter(data.test_dataloader())), 0)
     if isinstance(inputs, Tensor):
         return torch.cat([inputs, inputs])[:2]
     return {name: torch.cat([tensor, tensor])[:2] for name, tensor in inputs.items() if name not in (EXAMPLE, OFFSETS)}

@@ -31,7 +31,7 @@ from tiny_texts import save_tokenizer
 
 import lightning_fed
 from lightning_fed.__main__ import main
-from lightning_fed.data import Digits, InMemory
+from lightning_fed.data import ByColumn, Digits, InMemory
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg
@@ -393,6 +393,16 @@ def test_a_network_whose_arguments_have_names_alone_can_be_made_again() -> None:
     module = FedAvg(Net, 4)
     module.network_factory = lambda: (by_name, {})
     assert network_config(module) == {"class_path": "test_folder.by_name", "init_args": {"num_classes": 4}}
+
+
+def test_the_first_client_need_not_have_trained() -> None:
+    images, labels, tested = torch.zeros(20, 3, 4, 4), torch.arange(20) % CLASSES, {"who": list("abc")}
+    options: dict[str, Any] = {"columns": {"who": list("bc") * 10}, "test_columns": tested, "partition": ByColumn("who")}
+    data = InMemory(images, labels, CLASSES, images[:3], labels[:3], split="official", val_share=0, **options)
+    federation = new_federation(1, "runs", unseen=[0])
+    federation.fit(new_method("FedAvg"), data)
+    federation.export(new_method("FedAvg"), data, "exported")
+    assert config_of("exported")["image_size"] == [4, 4]
 
 
 def test_images_that_come_as_floats_are_not_normalized() -> None:

@@ -93,8 +93,8 @@ def test_a_model_stays_in_its_mode(training: bool) -> None:
 
 
 def test_one_example_is_enough_to_try_it_on() -> None:
-    assert len(sample(new_data(2, size=60, batch_size=1).client(0))) == 2
-    assert {len(tensor) for tensor in sample(new_texts(2, batch_size=1).client(0)).values()} == {2}
+    assert len(sample(new_data(2, size=60, eval_batch_size=1).client(0))) == 2
+    assert {len(tensor) for tensor in sample(new_texts(2, eval_batch_size=1).client(0)).values()} == {2}
 
 
 def test_what_is_no_whole_model_is_refused() -> None:
