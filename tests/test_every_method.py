@@ -80,7 +80,7 @@ def test_an_override_of_the_loss_is_what_is_learned(name: str) -> None:
     assert any(changed[key] != pytest.approx(value) for key, value in plain.items())
 
 
-FRESH = {"FedHM", "FedHMDelta", "FedHMLoRA", "FedHMLoRADelta", "SLoRA", "FLoRA", "FlexLoRA", "FedNova"}
+FRESH = {"FedHM", "FedHMDelta", "FedHMLoRA", "FedHMLoRADelta", "FedRolex", "SplitMix", "SLoRA", "FLoRA", "FlexLoRA", "FedNova"}
 """Methods whose clients train other tensors in each turn, of which no moments are left; and one whose steps must weigh what they do
 from zero.
 """

@@ -59,7 +59,7 @@ class FedDecomp(FederatedModule):
             :class:`lightning_fed.nn.LowRankDelta`.
         absentees: how clients that are not sampled enter the average: ``"left_out"``, or ``"stale"``, with the previous
             :math:`\bar\sigma`, as in the authors' code.
-        optimizer: optimizer of both phases, fresh in each. The paper: SGD, lr 0.1; the authors' code adds momentum 0.9.
+        optimizer: optimizer of both phases, an own one in each. The paper: SGD, lr 0.1; the authors' code adds momentum 0.9.
         lora_optimizer: optimizer of :math:`\tau`. Default: the same as ``optimizer``.
         track_drift: log the clients' mean distance from the average (eq. 9), which keeps a round's updates in memory.
         **kwargs: see :class:`.FederatedModule`.
@@ -140,8 +140,8 @@ class FedDecomp(FederatedModule):
             optimizer = jointly((self.optimizer, full_rank), (self.lora_optimizer, low_rank)) if apart else self.optimizer
             return [self.local_phase("local", full_rank + low_rank, self.client_loss, optimizer=optimizer)]
         return [
-            Phase("low_rank", low_rank, self.client_loss, self.lora_optimizer, self.lora_epochs),
-            Phase("full_rank", full_rank, self.client_loss, self.optimizer, self.global_epochs),
+            self.local_phase("low_rank", low_rank, self.client_loss, optimizer=self.lora_optimizer, epochs=self.lora_epochs),
+            self.local_phase("full_rank", full_rank, self.client_loss, epochs=self.global_epochs),
         ]
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:

@@ -73,6 +73,8 @@ class FedHM(SizedModule):
             paper and 1e-4 in its scripts, acts on everything that is not factorized.
     """
 
+    changes_in_each_round = "layers are factorized anew"
+
     def __init__(
         self,
         backbone: BackboneFactory,
@@ -90,8 +92,6 @@ class FedHM(SizedModule):
         super().__init__(backbone, ratios, num_classes, assignment, masked, **kwargs)
         if any(not 0 < ratio <= 1 for ratio in ratios):
             raise FederationError(f"ratios is {list(ratios)}: give rank ratios in (0, 1], that is 0.125 where the paper says 8.")
-        if self.persistent:
-            raise FederationError("FedHM got persistent, but layers are factorized anew in each round: leave persistent out.")
         self.layers = layers
         self.weights: Weights = weights
         self.temperature = temperature

@@ -22,6 +22,8 @@ class FedRolex(HeteroFL):
     norm of at most 1.
     """
 
+    changes_in_each_round = "a client trains other channels"
+
     def continued_names(self) -> set[str]:
         """None: each round has other channels."""
         return set()

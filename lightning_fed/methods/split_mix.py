@@ -48,6 +48,7 @@ class SplitMix(SizedModule):
     """
 
     refuses_adapters = "its bases are made of the network's own weights"
+    changes_in_each_round = "a client trains other networks"
 
     def __init__(
         self,

@@ -77,6 +77,7 @@ class Adapters:
         frozen = {id(parameter) for parameter in network.parameters() if not parameter.requires_grad}
         learning = [path for path, p in inner.named_parameters() if p.requires_grad and ".lora_" not in path]
         heads = sorted({path.rpartition(".")[0] for path in learning})
+        attentions = tuple(f"{path}." for path, layer in network.named_modules() if isinstance(layer, nn.MultiheadAttention))
         rank = self.ranks[place % len(self.ranks)]
         config = LoraConfig(
             r=rank,
@@ -99,6 +100,11 @@ class Adapters:
                     f"target_modules as in the network's named_modules(): {_some(adaptable(inner, heads))}."
                 ) from error
         for path, layer in adapted_layers(network).items():
+            if f"{path}.".startswith(attentions):
+                raise FederationError(
+                    f"No adapter can be put on {path} of {name_of(network)}: PyTorch's MultiheadAttention reads the weights of its "
+                    f"layers, past their adapters. Name other layers in target_modules: {_some(adaptable(inner, heads))}."
+                )
             layer.set_adapter(list(layer.r))  # adding an adapter deactivates earlier ones
             rows, columns = _shape(layer.get_base_layer())
             if rank * (rows + columns) > A_SLIP * rows * columns:  # a rank beyond the smaller side has no further use, but works
@@ -111,6 +117,7 @@ class Adapters:
             factor.data = widened(factor.data)  # also one that a method freezes
         for parameter in network.parameters():
             parameter.requires_grad_(id(parameter) not in frozen)
+        _call_every_layer(network)
 
     def _targets(self, network: Backbone | Transformer, heads: Collection[str]) -> list[str] | str | None:
         if self.target_modules == ALL_LINEAR:
@@ -157,13 +164,25 @@ def adaptable(network: nn.Module, heads: Collection[str] = ()) -> dict[str, nn.M
     """The layers that could have adapters, by name."""
     kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
     adapted = adapted_layers(network)  # another adapter adapts the whole layer
+    layers = dict(network.named_modules())
     found = {
         path: adapted[path].get_base_layer() if path in adapted else layer
-        for path, layer in network.named_modules()
+        for path, layer in layers.items()
         if path in adapted or isinstance(layer, kinds) or _is_linear(layer)
     }
-    inside_adapted = tuple(f"{path}." for path in adapted)
-    return {path: layer for path, layer in found.items() if path not in heads and not path.startswith(inside_adapted)}
+    # MultiheadAttention reads the weights of its layers and does not call them.
+    closed = tuple(f"{path}." for path, layer in layers.items() if path in adapted or isinstance(layer, nn.MultiheadAttention))
+    return {path: layer for path, layer in found.items() if path not in heads and not path.startswith(closed)}
+
+
+def _call_every_layer(network: nn.Module) -> None:
+    """Let PyTorch's encoder layers call their adapted layers in eval mode, too, where a fused kernel reads the layers' weights."""
+    for part in network.modules():
+        if isinstance(part, nn.TransformerEncoder | nn.TransformerEncoderLayer) and adapted_layers(part):
+            if isinstance(part, nn.TransformerEncoder):
+                part.use_nested_tensor = False  # which only the kernel takes
+            else:
+                part.activation_relu_or_gelu = 0  # no activation that the kernel knows
 
 
 def named(network: nn.Module, endings: Collection[str]) -> dict[str, nn.Module]:

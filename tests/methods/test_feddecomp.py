@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, same, sgd
+from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, private_states, same, sgd
 from tiny_loops import fixed
 from tiny_rounds import UniformFedAvg, fit, phases_of
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from lightning_fed import FederationError
+from lightning_fed.core.phased_module import MOMENTS, moment_parts
 from lightning_fed.methods import FedDecomp
 from lightning_fed.methods.feddecomp import distance
 from lightning_fed.models import CNN1
@@ -51,6 +52,17 @@ def test_each_phase_leaves_the_other_part_bit_identical() -> None:
     parts = {name.rsplit(".", 1)[1] for name in moved["low_rank"]}
     assert parts == {"A", "B"}
     assert {name.rsplit(".", 1)[1] for name in moved["full_rank"]} == {"original", "bias"}
+
+
+def test_moments_of_both_phases_stay_with_the_client_if_they_persist() -> None:
+    federation = fit(FedDecomp(Net, CLASSES, persistent=True, optimizer=momentum))
+    kept = [moment_parts(name) for name in private_states(federation)[0] if name.startswith(MOMENTS)]
+    assert {(phase, parameter.rsplit(".", 1)[1]) for phase, parameter, _ in kept} == {
+        ("low_rank", "A"),
+        ("low_rank", "B"),
+        ("full_rank", "original"),
+        ("full_rank", "bias"),
+    }
 
 
 @pytest.mark.often(1)

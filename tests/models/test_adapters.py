@@ -31,11 +31,12 @@ from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines import Engine, InProcess, Processes
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg, FedBN, HOMLoRA, Standalone
-from lightning_fed.models import CNN1, Adapters, TransformerClassifier
+from lightning_fed.models import CNN1, Adapters, TextTransformer, TransformerClassifier
 from lightning_fed.models.adapters import COMMON, adapter_names
 from lightning_fed.testing import Check, checks_of
 from lightning_fed.testing.subject import Subject
 
+Text = partial(TextTransformer, vocab_size=9, width=8, heads=2, layers=1, dropout=0.0)
 ON_NET = Adapters(r=2, lora_alpha=4, target_modules=["fc1", "fc2"])
 LAYER = "network.roberta.encoder.layer.0.attention.self"
 adamw = partial(torch.optim.AdamW, lr=0.01)
@@ -198,8 +199,10 @@ def test_adapters_of_a_network_in_half_precision_learn_in_single() -> None:
             {"target_modules": ["fc1"], "modules_to_save": ["fc7"]},
             "modules_to_save names 'fc7', but Net has no such layer: .*fc1",
         ),
+        (Text, {"target_modules": ["out_proj"]}, r"No adapter can be put on .*self_attn\.out_proj of .*linear1, linear2\."),
+        (Text, {"target_modules": ["self_attn"]}, r"No adapter can be put on .*self_attn of .*linear1, linear2\."),
     ],
-    ids=["target", "none", "rank", "saved"],
+    ids=["target", "none", "rank", "saved", "projection", "attention"],
 )
 def test_what_cannot_be_is_said_in_a_line(backbone: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(FederationError, match=said) as error:
@@ -229,6 +232,36 @@ def test_convolutions_and_all_linear_layers(targets: Any) -> None:
     clean = module.networks.frozen[0].load(10)
     assert torch.equal(module(x), clean(x))  # B is zero
     assert not any(name.startswith("backbone.head.") and ".lora_" in name for name in module.state_dict())
+
+
+class Encoder(nn.Module):
+    """Of a user: an encoder that PyTorch evaluates on nested tensors where texts are padded."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(9, 8)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 2)
+        self.head = nn.Linear(8, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(self.tokens(x), src_key_padding_mask=x == 0)[:, 0])
+
+
+@pytest.mark.parametrize("network", [Text, Encoder])
+def test_encoder_layers_evaluate_with_the_adapters_that_they_train(network: Any) -> None:
+    """PyTorch's fused kernel for eval mode reads the weights of linear layers and does not call them."""
+    module = FedAvg(network, CLASSES, adapters=Adapters(r=2, target_modules="all-linear"))
+    module.configure_model()
+    factors = [module.backbone.get_parameter(name) for name in sorted(adapter_names(module.backbone, "B"))]
+    assert len(factors) == 2 * len([name for name, _ in module.named_modules() if name.endswith("self_attn")])
+    for factor in factors:
+        nn.init.normal_(factor)
+    x = torch.tensor([[3, 1, 4, 0], [1, 5, 0, 0]])
+    trained = module.train()(x)
+    with torch.inference_mode():
+        torch.testing.assert_close(module.eval()(x), trained)
+    clean = module.networks.frozen[0].load(CLASSES)
+    assert not torch.allclose(clean(x), trained, atol=0.01)
 
 
 @pytest.mark.often(1)

@@ -51,6 +51,9 @@ class SizedModule(FederatedModule):
 
     refuses_adapters = "its models of several sizes are made of the network's own weights"
 
+    changes_in_each_round = ""
+    """Why a client's moments are not of what it trains next, as a part of a sentence. Empty: with ``fixed`` sizes they are."""
+
     monitor_model = "global"
     weighting = "uniform"
     needs_cross_entropy = (
@@ -74,6 +77,9 @@ class SizedModule(FederatedModule):
                 f"{type(self).__name__} got an empty list of sizes (ratios, widths, budgets): give at least one, 1 for the whole "
                 "model."
             )
+        changes = self.changes_in_each_round or ("sizes are redrawn" if assignment == "redrawn" else "")
+        if self.persistent and changes:
+            raise FederationError(f"{type(self).__name__} got persistent, but {changes} in each round: leave persistent out.")
         self.model_sizes = [None if size == 1 else size for size in model_sizes]
         self.assignment = assignment
 
