@@ -84,3 +84,15 @@ def preemption() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(caught)
     finally:
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+@contextmanager
+def kept_from_preemption() -> Iterator[None]:
+    """A context whose processes never get SIGUSR1, which a queueing system may send to all: it is meant for the one that runs the
+    federation.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

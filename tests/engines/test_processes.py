@@ -1,5 +1,6 @@
 """Worker processes: the same numbers as in one process, and no end of trouble survived."""
 
+import multiprocessing
 import os
 import re
 import shlex
@@ -431,3 +432,15 @@ def test_the_size_of_a_step_decides_on_threads() -> None:
         assert [InProcess().threads_for(network, batch) for batch in (19, 20)] == [1, 3]
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_queueing_systems_signal_ends_no_process_of_a_run(two_workers: Processes) -> None:
+    new_federation(1, engine=two_workers).fit(FedAvg(Net), new_data())
+    workers = [process.pid for process in multiprocessing.active_children() if process.name.startswith(NAME)]
+    parents = {re.findall(r"PPid:\s*(\d+)", Path(f"/proc/{pid}/status").read_text())[0] for pid in workers}
+    assert parents
+    assert str(os.getpid()) not in parents  # but what they are forked from
+    for parent in parents:
+        [blocked] = re.findall(r"SigBlk:\s*(\w+)", Path(f"/proc/{parent}/status").read_text())
+        assert int(blocked, 16) & 1 << (signal.SIGUSR1 - 1)
+    assert signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
