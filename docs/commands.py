@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""What ``lightning-fed`` is in the notebooks when the site is built: it asks one process, which has imported torch and Lightning,
-for a fork, which runs the command. A sweep starts its runs in the same way.
+"""What ``lightning-fed`` is in the notebooks when the site is built, and what their kernel is: it asks one process, which has
+imported torch and Lightning, for a fork, which runs the command. A sweep starts its runs in the same way.
 
-conf.py starts that process, ``commands.py FILE_DESCRIPTOR``, and sets ``LIGHTNING_FED_COMMANDS`` to its socket.
+conf.py starts that process, ``commands.py FILE_DESCRIPTOR``, and sets ``LIGHTNING_FED_COMMANDS`` to its socket. The kernel is
+``commands.py -m ipykernel_launcher …``.
 """
 
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -16,9 +18,9 @@ LONGEST = 1 << 17
 """Maximum number of bytes of a request: arguments, folder and environment."""
 
 
-def ask(path: str) -> int:
-    """Have this command run. Returns its exit code."""
-    request = json.dumps([sys.argv[1:], str(Path.cwd()), dict(os.environ)]).encode()
+def ask(module: str, args: list[str]) -> int:
+    """Have ``python -m`` this module run. Returns its exit code."""
+    request, path = json.dumps([module, args, str(Path.cwd()), dict(os.environ)]).encode(), os.environ["LIGHTNING_FED_COMMANDS"]
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(path)
         socket.send_fds(connection, [request], [0, 1, 2])
@@ -39,19 +41,24 @@ def serve(listener: socket.socket) -> None:
         connection, _ = listener.accept()
     request, files, _, _ = socket.recv_fds(connection, LONGEST, 3)
     if runs := os.fork():
-        connection.send(bytes([os.waitstatus_to_exitcode(os.waitpid(runs, 0)[1]) % 256]))
+        code = os.waitstatus_to_exitcode(os.waitpid(runs, 0)[1]) % 256
+        with contextlib.suppress(BrokenPipeError):  # who asked for a kernel may not wait for its end
+            connection.send(bytes([code]))
         os._exit(0)
-    args, folder, variables = json.loads(request)
+    module, args, folder, variables = json.loads(request)
     for place, file in enumerate(files):
         os.dup2(file, place)
         os.close(file)
     os.chdir(folder)
     os.environ.clear()
     sys.path[:0] = variables.get("PYTHONPATH", "").split(os.pathsep)
-    run_program(args, variables, at_exit)
+    run_program(args, variables, at_exit, module)
 
 
 if __name__ == "__main__":
     if Path(sys.argv[0]).name == "lightning-fed":
-        sys.exit(ask(os.environ["LIGHTNING_FED_COMMANDS"]))
+        sys.exit(ask("lightning_fed", sys.argv[1:]))
+    if sys.argv[1] == "-m":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a kernel gets that is asked to end
+        sys.exit(ask(sys.argv[2], sys.argv[3:]))
     serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,6 +1,7 @@
 """The site: sphinx-build -W -n docs docs/_build/html. .ci/docs does it in an environment of its own."""
 
 import atexit
+import json
 import os
 import re
 import shutil
@@ -74,7 +75,7 @@ myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath", "ht
 myst_heading_anchors = 4
 
 # Notebooks are text, and are run whenever the site is built: in a temporary folder, with the configurations of this checkout. Their
-# commands are forks of one process, since importing torch for each of them takes longer than all that they do.
+# kernels and commands are forks of one process, since importing torch for each of them takes longer than all that they do.
 nb_execution_mode = "force"
 nb_execution_in_temp = True
 nb_execution_raise_on_error = True
@@ -86,6 +87,11 @@ atexit.register(shutil.rmtree, kernel, ignore_errors=True)
 shutil.copy(DOCS / "kernel.py", kernel / "profile_default" / "startup" / "00-site.py")
 (kernel / "bin").mkdir()
 (kernel / "bin" / "lightning-fed").symlink_to(DOCS / "commands.py")
+(kernel / "kernels" / "python3").mkdir(parents=True)
+program = [sys.executable, str(DOCS / "commands.py"), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+named = {"argv": program, "display_name": "Python 3", "language": "python"}
+(kernel / "kernels" / "python3" / "kernel.json").write_text(json.dumps(named))
+os.environ["JUPYTER_PATH"] = str(kernel)
 os.environ["PATH"] = f"{kernel / 'bin'}{os.pathsep}{os.environ['PATH']}"
 os.environ["LIGHTNING_FED_COMMANDS"] = str(kernel / "commands")
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:

@@ -228,10 +228,10 @@ def test_commands_of_notebooks_are_forks_of_one_process(tmp_path: Path) -> None:
             at_end.callback(server.wait)
             at_end.callback(server.kill)
 
-            def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+            def run(*args: str, program: Path = command, **environment: str) -> subprocess.CompletedProcess[str]:
                 variables = os.environ | {"LIGHTNING_FED_COMMANDS": str(address)} | environment
                 return subprocess.run(
-                    [sys.executable, command, *args], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=100
+                    [sys.executable, program, *args], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=100
                 )
 
             assert run("--version").stdout.split()[0] == "lightning-fed"
@@ -245,3 +245,5 @@ def test_commands_of_notebooks_are_forks_of_one_process(tmp_path: Path) -> None:
             assert (
                 "target: null" in run("fit", "--config", "q.yaml", "--print_config").stdout
             )  # the variable ended with its command
+            (tmp_path / "kernel.py").write_text("import sys\nprint('torch' in sys.modules, __name__, sys.argv[1:])")
+            assert run("-m", "kernel", "-f", "x", program=program, PYTHONPATH=str(tmp_path)).stdout == "True __main__ ['-f', 'x']\n"

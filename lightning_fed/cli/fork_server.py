@@ -114,19 +114,20 @@ def play(request: "CellRequest", at_exit: FastExit) -> None:
     run_program(request.args, request.variables, at_exit)
 
 
-def run_program(args: "Sequence[str]", variables: "Mapping[str, str]", at_exit: FastExit) -> None:
-    """Run ``python -m lightning_fed`` to its end.
+def run_program(args: "Sequence[str]", variables: "Mapping[str, str]", at_exit: FastExit, module: str = "lightning_fed") -> None:
+    """Run ``python -m`` this module to its end.
 
     Args:
         args: its arguments.
         variables: to be set in its environment.
         at_exit: gets its exit code.
+        module: the module.
     """
     os.environ.update(variables)
     sys.argv[1:] = args
     at_exit.code = 1  # for uncaught errors
     try:
-        runpy.run_module("lightning_fed", run_name="__main__", alter_sys=True)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         at_exit.code = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise
