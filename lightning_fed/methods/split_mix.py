@@ -27,7 +27,8 @@ class SplitMix(SizedModule):
     The server holds ``bases`` networks. In a round, a client with a budget of k gets k of them: one from a queue of all networks,
     which is reshuffled whenever it is empty, the rest drawn without replacement. On each batch every network has its own
     cross-entropy and gradients; then one step updates all. The server averages each network over the clients that trained it;
-    the others do not change. A prediction is the mean of the logits, for a client over the first k networks.
+    the others do not change. A prediction is the mean of the logits, for a client over the first k networks. (If cohorts vary in
+    size, a round's place in the queue is that of rounds of its own size: some networks come twice in a cycle, others not at all.)
 
     Monitored: accuracy of the full ensemble on the test data of all clients; every smaller one has ``mix_<k>/test_accuracy``. The
     full ensemble is about as large as one wide network and never equal to it. Batch norm is static and the loss masked: see
