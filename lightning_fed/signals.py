@@ -87,7 +87,7 @@ def preemption() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def kept_from_preemption() -> Iterator[None]:
+def without_preemption() -> Iterator[None]:
     """A context whose processes never get SIGUSR1, which a queueing system may send to all: it is meant for the one that runs the
     federation.
     """

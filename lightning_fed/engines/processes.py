@@ -29,7 +29,7 @@ from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.logs import LOGGER
 from lightning_fed.options import PositiveInt
-from lightning_fed.signals import kept_from_preemption
+from lightning_fed.signals import without_preemption
 from lightning_fed.storage.client_store import ClientStore
 
 NAME = "lightning-fed worker"
@@ -208,7 +208,7 @@ class _Processes(WorkerPool):
         context = _context()
         ours, theirs = context.Pipe()
         process = context.Process(target=serve, args=(theirs, worker, self.settings), name=f"{NAME} {worker}", daemon=False)
-        with kept_from_preemption():
+        with without_preemption():
             process.start()
         theirs.close()  # only the worker has it now: this end notices when the worker dies
         self._slots[worker] = _Slot(process, Pipe(ours))
