@@ -1,12 +1,15 @@
 """A step of DP-SGD: per-example gradients, clipped, summed and noised."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from lightning_fed.core.phased_module import PhasedModule
@@ -107,10 +110,13 @@ class PrivateGradients:
             return functional_call(shell, values, (tree_map(lambda tensor: tensor.unsqueeze(0), example),))
 
         gradients_of = vmap(grad_and_value(loss), in_dims=(None, 0), randomness="different")
+        # torch warns that it would compute the fused attention of a CPU for one example after the other.
+        attention = partial(sdpa_kernel, SDPBackend.MATH) if module.device.type == "cpu" else nullcontext
         for start in range(0, examples, self.chunk):
             part = tree_map(lambda tensor, start=start: tensor[start : start + self.chunk], batch)
             try:
-                gradients, losses = gradients_of(values, part)
+                with attention():
+                    gradients, losses = gradients_of(values, part)
             except RuntimeError as error:
                 if not any(word in str(error) for word in ("vmap", "functorch", "transform")):
                     raise
