@@ -1,6 +1,7 @@
 """FML: two networks that teach each other, each as if the other one were data."""
 
 import copy
+import math
 from functools import partial
 from typing import Any
 
@@ -205,3 +206,12 @@ def test_traffic_is_the_meme(networks: Any, meme: Any, values: int) -> None:
     row = fit(FML(networks, 10, meme, epochs=0), data, rounds=1).run.history[0]
     assert row["traffic/down_parameters"] == row["traffic/up_parameters"] == values * 5
     assert row["traffic/down_bytes"] == row["traffic/up_bytes"] == 4 * values * 5
+
+
+def test_the_logged_loss_is_the_mean_of_both_networks() -> None:
+    class Unsure(Net):
+        def classify(self, z: Tensor) -> Tensor:
+            return 0 * super().classify(z)
+
+    [round] = fit(FML(Unsure, CLASSES, Unsure, 1.0, 1.0, optimizer=sgd), new_data(), rounds=1).run.history
+    assert round["train/mutual_loss"] == pytest.approx(math.log(CLASSES))

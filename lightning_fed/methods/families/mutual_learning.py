@@ -75,4 +75,4 @@ class MutualLearningModule(FederatedModule):
     def phases(self) -> list[Phase]:
         shares = self.shares()
         parameters = [p for _, share in shares for p in share]
-        return [self.local_phase("mutual", parameters, self.client_loss, optimizer=jointly(*shares))]
+        return [self.local_phase("mutual", parameters, self.client_loss, optimizer=jointly(*shares), terms=2)]
