@@ -3,17 +3,12 @@
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from itertools import pairwise
-from pathlib import Path
 
 from lightning_fed.cli import SUBCOMMANDS
 from lightning_fed.cli.help.option_index import OptionIndex
 from lightning_fed.cli.options import Options, say
-from lightning_fed.cli.quick_help import index
-from lightning_fed.errors import FederationError
+from lightning_fed.cli.quick_help import chosen, index, plain_name
 from lightning_fed.experiments.configs import SWEEP, shipped
-from lightning_fed.experiments.sweep.settings import flat, read_yaml
 
 TEXT = "Print the line that lets a shell complete verbs, options, methods and configurations."
 
@@ -68,8 +63,8 @@ def _candidates(before: Sequence[str], current: str, known: OptionIndex) -> Iter
     verb, *given = ("--config" if word == "-c" else word for word in before)
     if verb not in known.verbs:
         return
-    options = known.options(verb, _chosen(given))
-    last = options.get(_plain_name(given[-1])) if given and given[-1].startswith("--") else None
+    options = known.options(verb, chosen(given))
+    last = options.get(plain_name(given[-1])) if given and given[-1].startswith("--") else None
     if verb == "configs" or (last and last.name == "config"):
         yield from (name for name in shipped() if verb != "sweep" or name.endswith(SWEEP))
     elif last and last.value and not current.startswith("-"):
@@ -80,26 +75,9 @@ def _candidates(before: Sequence[str], current: str, known: OptionIndex) -> Iter
             yield "--" + _in_file(name, of_classes)
 
 
-def _chosen(given: Sequence[str]) -> dict[str, str]:
-    """The values of options in the configurations that the line names, overridden by those on the line."""
-    pairs = [(_plain_name(name), value) for name, value in pairwise(given) if name.startswith("--")]
-    chosen: dict[str, str] = {}
-    for name, value in pairs:
-        if name == "config":
-            path = shipped().get(value, Path(value).expanduser())
-            with suppress(FederationError):  # errors of the file are reported when it is used
-                chosen |= {key.removesuffix(".class_path"): str(value) for key, value in flat(read_yaml(path)).items()}
-    return chosen | dict(pairs)
-
-
 def _in_file(name: str, of_classes: Sequence[str]) -> str:
     """An option's name as in a configuration: options of a class are below ``init_args``."""
     for outer in sorted(of_classes, key=len, reverse=True):
         if name.startswith(f"{outer}.") and not name.endswith(".help"):
             name = f"{outer}.init_args.{name.removeprefix(f'{outer}.')}"
     return name
-
-
-def _plain_name(flag: str) -> str:
-    """An option's name as in the index."""
-    return flag.removeprefix("--").replace(".init_args", "")

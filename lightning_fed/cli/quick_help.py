@@ -2,11 +2,18 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
 
 from lightning_fed.cli.help.option_index import OptionIndex, read, write
 from lightning_fed.cli.help.page import BLOCKS, TOPICS, page, page_of_class
-from lightning_fed.cli.help.unknown_options import unknown
+from lightning_fed.cli.help.unknown_options import place_of, unknown, where_to_look
 from lightning_fed.errors import FederationError
+from lightning_fed.experiments.configs import shipped
+from lightning_fed.experiments.renames import OPTIONS, hint
+from lightning_fed.experiments.sweep.settings import flat, read_yaml
+from lightning_fed.formatting import nearest
 
 
 def index() -> OptionIndex:
@@ -57,14 +64,48 @@ def _page_of_class(known: OptionIndex, verb: str, option: str, name: str) -> str
 
 
 def refuse_unknown(args: Sequence[str], known: OptionIndex) -> None:
-    """Raises a FederationError for options that start like no known option, and for unknown ones of the federation. Those within
-    other blocks depend on the block's class.
+    """Raises a FederationError for options that start like no known option, and for those that the federation, or a class of the
+    library that is given on the line or in a configuration, does not have.
     """
-    names = [option.name for option in known.verbs[args[0]]]
+    verb, *rest = args
+    names = [option.name for option in known.verbs[verb]]
     roots = {*BLOCKS, *(name.partition(".")[0] for name in names)}
-    for arg in args[1:]:
+    given = [word for arg in rest for word in (arg.split("=", 1) if arg.startswith("--") else (arg,))]
+    classes = chosen(["--config" if word == "-c" else word for word in given])
+    options = known.options(verb, classes)
+    # Where all options are known. Some of the Trainer's, which are refused with a reason, are not listed.
+    within = {name.rpartition(".")[0] for name in options if not name.endswith(".help")} - {"", "trainer"}
+    for arg in rest:
         option = arg.removeprefix("--").partition("=")[0]
-        root, *within = option.split(".")
-        of_federation = root != "federation" or not within or f"{root}.{within[0].removesuffix('+')}" in names
-        if arg.startswith("--") and not (root in roots and of_federation):
-            raise FederationError(unknown(f"unrecognized arguments: {arg}", option, names, args[0]))
+        if not arg.startswith("--"):
+            continue
+        if option.partition(".")[0] not in roots:
+            raise FederationError(unknown(f"unrecognized arguments: {arg}", option, names, verb))
+        parts = plain_name(option).removesuffix("+").split(".")
+        place = next((k for k in range(len(parts) - 1, 0, -1) if ".".join(parts[:k]) in options), 0)
+        outer, name = ".".join(parts[:place]), parts[place]
+        if outer not in within or f"{outer}.{name}" in options or name in ("class_path", "init_args", "help"):
+            continue
+        if outer == "federation":
+            raise FederationError(unknown(f"unrecognized arguments: {arg}", option, names, verb))
+        siblings = [one.rpartition(".")[2] for one in options if one.rpartition(".")[0] == outer]
+        meant = hint(name, OPTIONS) or place_of(name, siblings) or nearest(name, siblings)
+        more = where_to_look(outer, classes[outer] if "." not in outer else "", verb)
+        raise FederationError(f"{outer}: Option {name!r} is not accepted by {classes[outer]}{meant}; {more}")
+
+
+def chosen(given: Sequence[str]) -> dict[str, str]:
+    """The values of options in the configurations that a line's words name, overridden by those on the line."""
+    pairs = [(plain_name(name), value) for name, value in pairwise(given) if name.startswith("--")]
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name == "config":
+            path = shipped().get(value, Path(value).expanduser())
+            with suppress(FederationError):  # errors of the file are reported when it is used
+                found |= {key.removesuffix(".class_path"): str(value) for key, value in flat(read_yaml(path)).items()}
+    return found | dict(pairs)
+
+
+def plain_name(flag: str) -> str:
+    """An option's name as in the index."""
+    return flag.removeprefix("--").replace(".init_args", "")

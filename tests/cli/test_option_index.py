@@ -13,6 +13,8 @@ from lightning_fed.cli.help import option_index
 from lightning_fed.cli.help.option_index import OptionIndex, read
 from lightning_fed.cli.quick_help import index, quick_help
 from lightning_fed.errors import FederationError
+from lightning_fed.experiments.configs import shipped
+from lightning_fed.experiments.sweep.settings import flat, read_yaml
 
 
 def printed(capsys: pytest.CaptureFixture[str], args: list[str]) -> str:
@@ -40,7 +42,10 @@ def test_it_is_what_the_parsers_print(line: str, kept_index: Path, capsys: pytes
         "fit --nothing.help FedAvg",
         "fit --config my.yaml --help",
         "fit --config quickstart",
-        "fit --model.init_args.epocs 3",  # what a class takes
+        "fit --model.init_args.epocs 3",  # of no known class
+        "fit --model my_lab.Method --model.epocs 3",
+        "fit --model FedAvg --model.optimizer.init_args.foo 3",
+        "fit --config quickstart --trainer.max_epochs 3",  # which is refused with a reason
         "fit --model.init_args.optimizer.init_args.lr=0.1 --trainer.accelerator cpu -c quickstart",
     ],
 )
@@ -64,6 +69,31 @@ def test_an_option_that_begins_like_none(line: str, meant: str, kept_index: Path
     with pytest.raises(SystemExit):
         main(line.split())
     assert f"({meant}); see lightning-fed {line.split()[0]} --help" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "fit --config quickstart --model.init_args.epocs=3",
+        "fit -c quickstart --model FedPer --model.lr 3",
+        "test --data Digits --data.num_client 3",
+    ],
+)
+def test_an_option_that_a_class_does_not_have(line: str, kept_index: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(FederationError) as refused:
+        quick_help(line.split())
+    kept_index.rename(kept_index.with_name("elsewhere"))  # the parser says the same
+    with pytest.raises(SystemExit):
+        main(line.split())
+    assert str(refused.value) in capsys.readouterr().err
+
+
+def test_what_the_shipped_configurations_set_is_known(kept_index: Path) -> None:
+    for path in shipped().values():
+        if not path.name.endswith(".sweep.yaml"):
+            settings = flat(read_yaml(path))
+            assert quick_help(["fit", *(f"--{key}={value}" for key, value in settings.items())]) == ""
+            assert quick_help(["fit", "--config", str(path), *(f"--{key}={value}" for key, value in settings.items())]) == ""
 
 
 def test_it_is_made_once_until_something_changes(
