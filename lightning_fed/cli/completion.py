@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from lightning_fed.cli import SUBCOMMANDS
-from lightning_fed.cli.help.option_index import OptionIndex
+from lightning_fed.cli.help.option_index import OptionIndex, chosen, plain_name
 from lightning_fed.cli.options import Options, say
-from lightning_fed.cli.quick_help import chosen, index, plain_name
+from lightning_fed.cli.quick_help import index
 from lightning_fed.experiments.configs import SWEEP, shipped
 
 TEXT = "Print the line that lets a shell complete verbs, options, methods and configurations."

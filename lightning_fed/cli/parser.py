@@ -89,7 +89,7 @@ class Parser(LightningArgumentParser):
         """Print one line and exit with code 2."""
         if not self.exit_on_error:
             super().error(message, ex)
-        verb = str(self.prog).rpartition(" ")[2]
+        verb = str(self.prog).partition(" ")[2].rpartition(" ")[2] or "fit"  # of lightning-fed [options] VERB
         print_error(without_value(message, self.args) or shorten(message, self.options, verb))
         self.exit(2)
         raise AssertionError  # exit does not return

@@ -2,18 +2,11 @@
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from itertools import pairwise
-from pathlib import Path
 
-from lightning_fed.cli.help.option_index import OptionIndex, read, write
+from lightning_fed.cli.help.option_index import OptionIndex, chosen, plain_name, read, write
 from lightning_fed.cli.help.page import BLOCKS, TOPICS, page, page_of_class
-from lightning_fed.cli.help.unknown_options import place_of, unknown, where_to_look
+from lightning_fed.cli.help.unknown_options import meant, unknown, where_to_look
 from lightning_fed.errors import FederationError
-from lightning_fed.experiments.configs import shipped
-from lightning_fed.experiments.renames import OPTIONS, hint
-from lightning_fed.experiments.sweep.settings import flat, read_yaml
-from lightning_fed.formatting import nearest
 
 
 def index() -> OptionIndex:
@@ -76,36 +69,17 @@ def refuse_unknown(args: Sequence[str], known: OptionIndex) -> None:
     # Where all options are known. Some of the Trainer's, which are refused with a reason, are not listed.
     within = {name.rpartition(".")[0] for name in options if not name.endswith(".help")} - {"", "trainer"}
     for arg in rest:
-        option = arg.removeprefix("--").partition("=")[0]
         if not arg.startswith("--"):
             continue
-        if option.partition(".")[0] not in roots:
-            raise FederationError(unknown(f"unrecognized arguments: {arg}", option, names, verb))
+        option = arg[2:].partition("=")[0]
         parts = plain_name(option).removesuffix("+").split(".")
         place = next((k for k in range(len(parts) - 1, 0, -1) if ".".join(parts[:k]) in options), 0)
         outer, name = ".".join(parts[:place]), parts[place]
-        if outer not in within or f"{outer}.{name}" in options or name in ("class_path", "init_args", "help"):
-            continue
-        if outer == "federation":
+        has_not = outer in within and f"{outer}.{name}" not in options and name not in ("class_path", "init_args", "help")
+        if parts[0] not in roots or (has_not and outer == "federation"):
             raise FederationError(unknown(f"unrecognized arguments: {arg}", option, names, verb))
-        siblings = [one.rpartition(".")[2] for one in options if one.rpartition(".")[0] == outer]
-        meant = hint(name, OPTIONS) or place_of(name, siblings) or nearest(name, siblings)
-        more = where_to_look(outer, classes[outer] if "." not in outer else "", verb)
-        raise FederationError(f"{outer}: Option {name!r} is not accepted by {classes[outer]}{meant}; {more}")
-
-
-def chosen(given: Sequence[str]) -> dict[str, str]:
-    """The values of options in the configurations that a line's words name, overridden by those on the line."""
-    pairs = [(plain_name(name), value) for name, value in pairwise(given) if name.startswith("--")]
-    found: dict[str, str] = {}
-    for name, value in pairs:
-        if name == "config":
-            path = shipped().get(value, Path(value).expanduser())
-            with suppress(FederationError):  # errors of the file are reported when it is used
-                found |= {key.removesuffix(".class_path"): str(value) for key, value in flat(read_yaml(path)).items()}
-    return found | dict(pairs)
-
-
-def plain_name(flag: str) -> str:
-    """An option's name as in the index."""
-    return flag.removeprefix("--").replace(".init_args", "")
+        if has_not:
+            siblings = [one.rpartition(".")[2] for one in options if one.rpartition(".")[0] == outer]
+            more = where_to_look(outer, classes[outer] if "." not in outer else "", verb)
+            text = f"{outer}: Option {name!r} is not accepted by {classes[outer]}{meant(name, siblings)}; {more}"
+            raise FederationError(text)

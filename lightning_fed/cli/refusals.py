@@ -19,7 +19,7 @@ import lightning_fed.methods
 import lightning_fed.models
 import lightning_fed.privacy
 from lightning_fed.cli.help.page import BLOCKS
-from lightning_fed.cli.help.unknown_options import place_of, unknown, where_to_look
+from lightning_fed.cli.help.unknown_options import meant, place_of, unknown, where_to_look
 from lightning_fed.core.fine_tuning import FineTuning
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule, Partitioner
@@ -198,7 +198,7 @@ def _with_names(text: str, message: str, keys: list[str], options: Collection[st
         names = [name for name in (*options_of(path), "class_path", "init_args") if name != wrong[1]] if path else []
         short = path.rpartition(".")[2]
         text = text.replace("is not accepted", f"is not accepted by {short}" if path else "is not accepted", 1)
-        text += hint(wrong[1], OPTIONS) or place_of(wrong[1], names) or nearest(wrong[1].partition(".")[0], names)
+        text += meant(wrong[1], names)
         if short in BASES:
             text += f"; {keys[-1] if keys else 'the block'} names no class: give class_path, such as {BASES[short]}"
     elif wrong := re.search(r"not accept option '([^']+)'", text):

@@ -222,6 +222,7 @@ def checked(sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool =
         from lightning_fed.storage.run_folder import refuse_run_dir
 
         refuse_run_dir(sweep.folder)
+        frozen = gc.get_freeze_count()
         gc.freeze()  # collecting looks at what the checks make alone: it takes milliseconds
         for cell in cells:
             folder, kind = folders[cell.name], kinds[cell.name]
@@ -245,7 +246,8 @@ def checked(sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool =
                 wrong.setdefault(str(error).removeprefix(f"{cell.name}: "), []).append(cell.name)
             if cell.name in to_build:
                 gc.collect()  # its data, which are in cycles: those of many runs fill the memory
-        gc.unfreeze()
+        if not frozen:  # else by someone who forks this process
+            gc.unfreeze()
     for what, names in wrong.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         print_error(f"{names[0]}{more}: {what}")

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
-from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor
 
 from lightning_fed.core.client_modules import ClientModules
@@ -252,15 +250,14 @@ class Worker:
                 return {}
             callbacks = [self.flops] if best is None else [self.flops, best]
             trainer = self.trainers.for_fit(epochs, callbacks, **({} if best is None else best.trainer_options))
-            if trainer.limit_train_batches != 1.0:  # phases that are counted in steps span more of such epochs
-                limited = _parse_num_batches(RunningStage.TRAINING, length, trainer.limit_train_batches)
-                trainer.fit_loop.max_epochs = module.num_epochs(max(1, int(limited)))
+            if (limit := trainer.limit_train_batches) != 1.0:
+                if data.start is not None:
+                    raise FederationError(
+                        f"limit_train_batches is {limit}, but continue_epochs counts whole epochs: leave one of them out."
+                    )
+                limited = min(length, limit) if isinstance(limit, int) else int(length * limit)
+                trainer.fit_loop.max_epochs = module.num_epochs(max(1, limited))  # of steps, these are more
             module.rounds_before = rounds
-            if data.start is not None and trainer.limit_train_batches != 1.0:
-                raise FederationError(
-                    f"limit_train_batches is {trainer.limit_train_batches}, but continue_epochs counts whole epochs: leave one "
-                    "of them out."
-                )
             with explained(trainer, module, data):
                 trainer.fit(module, datamodule=data)
             module.progress.phase = None

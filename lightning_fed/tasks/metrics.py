@@ -71,16 +71,10 @@ class MeanSpearman(tm.SpearmanCorrCoef):
         return torch.where(constant, torch.nan, super().compute()).mean()
 
 
-class R2(tm.Metric):
-    """The explained share of the targets' variance as in scikit-learn, the mean over several outputs: 0 of constant targets, unless
-    all predictions are right; NaN of a single example.
-
-    torchmetrics subtracts sums of squares in float32: with targets around 1000 and a deviation of 1 not even the first digit is
-    right, and with small targets the result is 1.
-    """
+class OfAllPredictions(tm.Metric):
+    """A metric that needs the predictions and targets of all batches at once."""
 
     higher_is_better = True
-    plot_upper_bound = 1.0
     full_state_update = False
     outputs: list[Tensor]
     targets: list[Tensor]
@@ -91,16 +85,25 @@ class R2(tm.Metric):
         self.add_state("targets", default=[], dist_reduce_fx="cat")
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Add a batch, ``(B,)`` or ``(B, D)``."""
+        """Add a batch."""
         self.outputs.append(outputs.detach())
         self.targets.append(targets.detach())
 
+
+class R2(OfAllPredictions):
+    """scikit-learn's explained share of the targets' variance, the mean over several outputs; NaN of a single example.
+
+    torchmetrics subtracts sums of squares in float32: with targets around 1000 and a deviation of 1 not even the first digit is
+    right, and with small targets the result is 1.
+    """
+
+    plot_upper_bound = 1.0
+
     def compute(self) -> Tensor:
-        outputs, targets = (dim_zero_cat(values).cpu().double() for values in (self.outputs, self.targets))
-        left = (targets - outputs).square().sum(dim=0)
-        spread = (targets - targets.mean(dim=0)).square().sum(dim=0)
-        scores = torch.where(spread > 0, 1 - left / spread, (left == 0).double())
-        return (scores.mean() if len(targets) > 1 else scores.mean() * torch.nan).float()
+        from sklearn.metrics import r2_score  # takes a second
+
+        outputs, targets = (dim_zero_cat(values).cpu().double().numpy() for values in (self.outputs, self.targets))
+        return torch.tensor(r2_score(targets, outputs) if len(targets) > 1 else torch.nan)
 
 
 class AUROC(BinaryAUROC):
@@ -115,36 +118,17 @@ PAIRS_AT_ONCE = 2**22
 """How many pairs of examples are compared at a time."""
 
 
-class ConcordanceIndex(tm.Metric):
+class ConcordanceIndex(OfAllPredictions):
     """Harrell's C: among all comparable pairs of examples, the share in which the example with the earlier event has the
     higher risk; equal risks count one half. NaN without such a pair.
 
     A pair is comparable if one example had an event and the other was observed longer, or equally long without an event. Two events
-    at the same time do not count.
+    at the same time do not count. Risks are ``(B,)``, targets ``(B, 2)``: whether there was an event, and its time, or the end of
+    the observation.
     """
 
-    higher_is_better = True
-    full_state_update = False
-    risks: list[Tensor]
-    targets: list[Tensor]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("risks", default=[], dist_reduce_fx="cat")
-        self.add_state("targets", default=[], dist_reduce_fx="cat")
-
-    def update(self, risks: Tensor, targets: Tensor) -> None:
-        """Add a batch.
-
-        Args:
-            risks: ``(B,)``.
-            targets: ``(B, 2)``: whether there was an event, and its time, or the end of the observation.
-        """
-        self.risks.append(risks.detach())
-        self.targets.append(targets.detach())
-
     def compute(self) -> Tensor:
-        risks, (event, time) = dim_zero_cat(self.risks), dim_zero_cat(self.targets).unbind(dim=1)
+        risks, (event, time) = dim_zero_cat(self.outputs), dim_zero_cat(self.targets).unbind(dim=1)
         right, pairs = (torch.zeros((), dtype=torch.float64, device=risks.device) for _ in range(2))
         for rows in torch.split(event.nonzero().flatten(), max(1, PAIRS_AT_ONCE // max(1, len(risks)))):
             begin, risk = time[rows, None], risks[rows, None]

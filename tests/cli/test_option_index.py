@@ -88,6 +88,12 @@ def test_an_option_that_a_class_does_not_have(line: str, kept_index: Path, capsy
     assert str(refused.value) in capsys.readouterr().err
 
 
+def test_an_option_before_the_verb_has_no_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--modle"])
+    assert capsys.readouterr().err.endswith("; see lightning-fed fit --help\n")
+
+
 def test_what_the_shipped_configurations_set_is_known(kept_index: Path) -> None:
     for path in shipped().values():
         if not path.name.endswith(".sweep.yaml"):

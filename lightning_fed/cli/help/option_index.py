@@ -8,11 +8,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from lightning_fed.cli.help.page import Option
+from lightning_fed.errors import FederationError
 from lightning_fed.experiments.configs import shipped
+from lightning_fed.experiments.sweep.settings import flat, read_yaml
 
 SHAPES_OPTIONS = ("jsonargparse", "lightning", "torch", "torchvision", "transformers", "peft")
 """Packages whose options are listed."""
@@ -45,6 +48,23 @@ class OptionIndex:
             own = self.classes.get(name.rpartition(".")[2], {}).get(value, []) if name in found else []
             found |= {option.name: option for option in (option.under(name) for option in own)}
         return found
+
+
+def chosen(given: Sequence[str]) -> dict[str, str]:
+    """The values of options in the configurations that a line's words name, overridden by those on the line."""
+    pairs = [(plain_name(name), value) for name, value in pairwise(given) if name.startswith("--")]
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name == "config":
+            path = shipped().get(value, Path(value).expanduser())
+            with suppress(FederationError):  # errors of the file are reported when it is used
+                found |= {key.removesuffix(".class_path"): str(value) for key, value in flat(read_yaml(path)).items()}
+    return found | dict(pairs)
+
+
+def plain_name(flag: str) -> str:
+    """An option's name as in the index."""
+    return flag.removeprefix("--").replace(".init_args", "")
 
 
 def read() -> OptionIndex | None:

@@ -21,8 +21,12 @@ def unknown(text: str, option: str, options: Collection[str], verb: str = "fit")
     """
     blocks = sorted(name for name in options if name.rpartition(".")[2] == option)
     near = f" (did you mean --{blocks[0]}?)" if blocks else nearest(option, options, "--")
-    meant = hint(option.rpartition(".")[2], OPTIONS) or place_of(option) or near
-    return f"{text}{meant}; {where_to_look(option, verb=verb)}"
+    return f"{text}{hint(option.rpartition('.')[2], OPTIONS) or place_of(option) or near}; {where_to_look(option, verb=verb)}"
+
+
+def meant(option: str, names: Collection[str]) -> str:
+    """What may have been meant by an unknown option of a class with these options."""
+    return hint(option, OPTIONS) or place_of(option, names) or nearest(option.partition(".")[0], names)
 
 
 def where_to_look(option: str, of: str = "", verb: str = "fit") -> str:
