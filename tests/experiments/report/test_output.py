@@ -120,6 +120,12 @@ def test_a_method_that_diverged_is_not_first() -> None:
     assert finding(one).startswith("FedAvg is first with 80.00 %")
 
 
+def test_a_method_that_is_first_with_fewer_runs_says_so() -> None:
+    write_sweep(Path("sweep"), {"FedAvg": [0.9], "FedPer": [0.8, 0.7]})
+    [one] = comparisons(load_runs("sweep"), ReportOptions())
+    assert finding(one).startswith("FedAvg (1 of 2 seeds) is first with 90.00 %")
+
+
 def test_the_page_is_whole_and_asks_nobody_for_anything(sweep: Path) -> None:
     report_on([sweep]).write(Path("out"))
     text = Path("out/report.html").read_text()
