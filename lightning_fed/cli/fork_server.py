@@ -105,7 +105,7 @@ def serve(connection: "Connection") -> "CellRequest | None":
 def play(request: "CellRequest", at_exit: FastExit) -> None:
     """Run as the process of a cell."""
     os.setsid()
-    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # blocked in the server; it may have arrived already
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a sweep in the background of a shell ignores SIGINT
     log = os.open(request.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     os.dup2(log, 1)
@@ -139,7 +139,6 @@ def main() -> None:
     at_exit = FastExit()
     from multiprocessing.connection import Connection
 
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a queueing system may send it to all processes; it is meant for runs
     connection = Connection(int(sys.argv[1]))
     warm_up()
     connection.send("ready")

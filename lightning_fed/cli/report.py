@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lightning_fed.cli.options import Options
+from lightning_fed.cli.options import Options, say
 from lightning_fed.errors import FederationError
 from lightning_fed.storage.disk import in_one_line, naming
 
@@ -52,7 +52,7 @@ def run(args: Sequence[str]) -> None:
     if given.format == "terminal":
         report.show(Console() if sys.stdout.isatty() else Console(width=WIDEST))
     else:
-        print(report.text(given.format), end="")
+        say([report.text(given.format).removesuffix("\n")])
     if given.output:
         with in_one_line(lambda: "Give another output.", given.output), naming(given.output):
             report.write(given.output)

@@ -4,14 +4,14 @@ import gc
 import logging
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import yaml
 from rich.console import Console
 
-from lightning_fed.cli.options import Options, positive, whole
+from lightning_fed.cli.options import Options, positive, say, whole
 from lightning_fed.errors import FederationError, error_text, print_error
 from lightning_fed.experiments.configs import SWEEP, found
 from lightning_fed.experiments.sweep.board import BOARD, write_board
@@ -62,7 +62,7 @@ def run(args: Sequence[str]) -> None:
     again = shlex.join(["lightning-fed", *args])
     if given.dry_run:
         best = chosen(trials(sweep, sweep.folder))
-        show(sweep, checked(sweep, known_cells(sweep, best), console), best)
+        say(commands(sweep, checked(sweep, known_cells(sweep, best), console), best))
         return
     with preemption() as preempted, ExitStack() as stack:
         if given.cell is not None:
@@ -75,31 +75,36 @@ def run(args: Sequence[str]) -> None:
 
 
 def known_cells(sweep: Sweep, best: Mapping[tuple[str, str], str]) -> list[Cell]:
-    """The runs that try values, and all others whose settings are known.
+    """The runs that try values, and all others whose settings are known, each once: the best trial is also one of the others.
 
     Args:
         sweep: the comparison.
         best: best value of each tuned method, by setting and method.
     """
-    return [*sweep.trials, *(cell for cell in sweep.cells_with(best) if cell.value or cell.method not in sweep.tune)]
+    cells = (*sweep.trials, *(cell for cell in sweep.cells_with(best) if cell.value or cell.method not in sweep.tune))
+    return list({cell.name: cell for cell in cells}.values())
 
 
-def show(sweep: Sweep, jobs: Sequence[CellJob], best: Mapping[tuple[str, str], str]) -> None:
-    """Print the commands of all runs whose settings are known, and the number of the others."""
+def commands(sweep: Sweep, jobs: Sequence[CellJob], best: Mapping[tuple[str, str], str]) -> Iterator[str]:
+    """The commands of all runs whose settings are known, and the number of the others."""
     cells = [*sweep.trials, *sweep.cells_with(best)]
     numbers = {cell.name: number for number, cell in reversed([*enumerate(cells)])}
     for job in jobs:
-        print(f"# {numbers[job.cell.name]} {job.cell.name}: {job.folder.status}\n{job.command}")
+        yield f"# {numbers[job.cell.name]} {job.cell.name}: {job.folder.status}\n{job.command}"
     for method in sweep.tune:
         unknown = [cell for cell in cells if cell.method == method and not cell.value]
         if more := sum((cell.partition, cell.seed) != sweep.draws[0] for cell in unknown):  # a trial is the first one's run
-            print(f"# {more} more of {method}, with the best of {len(sweep.values(method))} values")
+            yield f"# {more} more of {method}, with the best of {len(sweep.values(method))} values"
     if sweep.tune:
-        print(f"# --cell takes 0 to {len(cells) - 1}")
+        yield f"# --cell takes 0 to {len(cells) - 1}"
 
 
 def play_all(sweep: Sweep, workers: int, console: Console, start: Start, again: str, preempted: Callable[[], bool]) -> None:
-    """Run what is not finished: first the runs that try values, then all."""
+    """Run what is not finished: first the runs that try values, then all.
+
+    Raises:
+        FederationError: if all values of a method have ended, none with a number.
+    """
     jobs = checked(sweep, known_cells(sweep, {}), console)
     if isinstance(start, ForkServer):
         start.prepare()
@@ -114,6 +119,12 @@ def play_all(sweep: Sweep, workers: int, console: Console, start: Start, again: 
     played(sweep, jobs, known_cells(sweep, best), workers, console, start, preempted)
     undecided = [job for job in tried if (job.cell.setting, job.cell.method) not in best]
     conclude(sweep, [*undecided, *jobs], again)
+    if undecided and all(job.folder.status == "finished" for job in undecided):
+        names = ", ".join(job.cell.name for job in undecided)
+        raise FederationError(
+            f"{names} came to no number on validation data, so that no value was chosen: tune other values, or give clients more "
+            "validation data (val_share)."
+        )
 
 
 def play_cell(sweep: Sweep, number: int, console: Console, again: str, preempted: Callable[[], bool]) -> None:
@@ -140,7 +151,7 @@ def play_cell(sweep: Sweep, number: int, console: Console, again: str, preempted
 def played(
     sweep: Sweep,
     jobs: Sequence[CellJob],
-    known: Iterable[Cell],
+    known: Sequence[Cell],
     workers: int,
     console: Console,
     start: Start,
@@ -161,10 +172,9 @@ def played(
     """
     if not jobs:
         return
-    cells = {cell.name: cell for cell in known}.values()  # the best trial is also one of the runs
-    folders = [CellFolder(sweep.folder / cell.name) for cell in cells]
-    commands = [arguments(sweep, cell, folder.path) for cell, folder in zip(cells, folders, strict=True)]
-    listed = [CellJob(*one, rounds=0, threads=sweep.threads) for one in zip(cells, folders, commands, strict=True)]
+    folders = [CellFolder(sweep.folder / cell.name) for cell in known]
+    args = [arguments(sweep, cell, folder.path) for cell, folder in zip(known, folders, strict=True)]
+    listed = [CellJob(*one, rounds=0, threads=sweep.threads) for one in zip(known, folders, args, strict=True)]
     facts = CellRecord("interrupted", versions=versions(), commit=commit(), machine=machine())
     progress, drawn = SweepProgress(len(jobs), sum(job.rounds for job in jobs), console), set[str]()
 

@@ -321,6 +321,12 @@ def test_a_run_is_played_by_its_number(capsys: pytest.CaptureFixture[str]) -> No
     played("--cell", "3")
     assert "FedAvg/epochs=2/partition_5_seed_0: finished before" in capsys.readouterr().out
     played("--cell", "5")
+    capsys.readouterr()
+    played("--dry_run")  # the best trial is one line, and is also the run with number 3
+    assert re.findall("^# (.*):", capsys.readouterr().out, re.MULTILINE) == [
+        *(f"{number} FedAvg/epochs={value}/partition_5_seed_0" for number, value in enumerate((1, 2, 9))),
+        *("4 local_only/partition_5_seed_0", "5 FedAvg/epochs=2/partition_6_seed_0", "6 local_only/partition_6_seed_0"),
+    ]
     assert status() == {
         **{f"FedAvg/epochs={value}/partition_5_seed_0": "failed" if value == 9 else "finished" for value in (1, 2, 9)},
         **{"local_only/partition_5_seed_0": "waiting", "FedAvg/epochs=2/partition_6_seed_0": "finished"},
@@ -352,6 +358,14 @@ def test_all_seeds_are_played_with_the_value_that_was_best(capsys: pytest.Captur
     assert error.value.code == 1
     assert "FedAvg/epochs=9/partition_5_seed_0 failed: it diverged" in said.err
     assert "2 of 4 runs are finished." in said.out  # the other method was played
+
+
+@pytest.mark.usefixtures("tuned")
+def test_values_without_a_number_on_validation_data_are_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.py").write_text(TUNED.replace("0.9 if epochs == 2 else 0.5", "'nan'"))
+    tune = {"tune": {"FedAvg": {"model.init_args.epochs": [1]}}}
+    said = refused(capsys, start=partial(sweep, "--isolate", **TUNING | tune))
+    assert "FedAvg/epochs=1/partition_5_seed_0 came to no number on validation data, so that no value was chosen" in said
 
 
 @pytest.mark.usefixtures("tuned")

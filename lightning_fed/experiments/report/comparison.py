@@ -72,7 +72,9 @@ class Comparison:
 
     @cached_property
     def measures(self) -> dict[str, str]:
-        """The measures of a run to show: columns of :attr:`runs`, and their names. The first one is compared."""
+        """The measures of a run to show: columns of :attr:`runs`, and their names. The first one is compared. Those without any
+        number are left out, unless that would be all.
+        """
         view, equal, found = View(self.options.at), self.options.equal, dict[str, str]()
         if equal is not None:
             called = {"rounds": "rounds", "bytes": "bytes sent", "flops": "training FLOPs"}[equal]
@@ -83,7 +85,8 @@ class Comparison:
         of_clients = {"worst_tenth": "worst tenth of clients"} | ({"pooled": "pooled"} if self.options.pooled else {})
         ended = "" if next(iter(found)) == "last" else ", last round"
         found |= {name: f"{called}{ended}" for name, called in of_clients.items()}
-        return {name: called for name, called in found.items() if self.runs[name].notna().any()}
+        known = {name: called for name, called in found.items() if self.runs[name].notna().any()}
+        return known or dict([next(iter(found.items()))])
 
     @property
     def compared(self) -> str:
@@ -138,8 +141,13 @@ def comparisons(runs: pd.DataFrame, options: ReportOptions) -> list[Comparison]:
         options: what to show. Without a baseline: local training (``Standalone``) if it is there, else the first method.
 
     Raises:
-        FederationError: if the baseline does not exist, no run is finished, or the runs were loaded without what is to be shown.
+        FederationError: if the baseline or a reference of ``room`` does not exist, no run is finished, or the runs were loaded
+            without what is to be shown.
     """
+    methods = list(runs["method"].unique())
+    for name, role in ((options.baseline, "to be the baseline"), *((name, "to leave room") for name in options.room or ())):
+        if name is not None and name not in methods:
+            raise FederationError(f"There is no method {name!r} {role}; there are {', '.join(methods)}.")
     finished = runs[runs["rounds"] >= runs["planned"]]
     if finished.empty:
         raise FederationError(f"None of the {len(runs)} runs is finished: play them to their last round first.")
@@ -157,10 +165,7 @@ def unfinished(runs: pd.DataFrame) -> list[str]:
 
 
 def baseline_of(runs: pd.DataFrame, baseline: str | None) -> str:
-    """The reference method of differences."""
+    """The reference method of differences: the given one, if it has a run."""
     methods = list(runs["method"].unique())
     alone = list(runs.loc[runs["model"] == "Standalone", "method"])
-    chosen = baseline if baseline is not None else (alone or methods)[0]
-    if chosen not in methods:
-        raise FederationError(f"There is no method {chosen!r} to be the baseline; there are {', '.join(methods)}.")
-    return str(chosen)
+    return str(baseline if baseline in methods else (alone or methods)[0])

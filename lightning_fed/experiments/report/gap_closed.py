@@ -5,11 +5,11 @@ from math import isnan
 
 import pandas as pd
 
-from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report.comparison import Comparison
 from lightning_fed.experiments.report.layout import Column, Entry
 from lightning_fed.experiments.report.pairing import difference
 from lightning_fed.experiments.report.statistics import Estimate
+from lightning_fed.experiments.report.views import kind_of
 
 
 def share_of_room(values: pd.Series, low: pd.Series, high: pd.Series) -> Estimate:
@@ -33,17 +33,16 @@ def share_of_room(values: pd.Series, low: pd.Series, high: pd.Series) -> Estimat
 
 
 def room_column(comparison: Comparison, room: Sequence[str]) -> tuple[Column, str]:
-    """A column with the position of each method, and a note that explains it.
+    """A column with the position of each method, and a note that explains it."""
+    values, nothing = comparison.values(comparison.compared), pd.Series(dtype=float)
+    low, high = (values.get(name, nothing) for name in room)
 
-    Raises:
-        FederationError: if one of the references is not a method of the comparison.
-    """
-    values = comparison.values(comparison.compared)
-    if missing := [name for name in room if name not in values]:
-        raise FederationError(f"There is no method {missing[0]!r} to leave room; there are {', '.join(values)}.")
-    low, high = (values[name] for name in room)
-    column = Column("share of the room", lambda method: Entry(_said(share_of_room(values[method], low, high))))
-    return column, f"Share of the room: 0 is {room[0]}, 1 is {room[1]}, run by run, with a 95 % interval as of differences."
+    def entry(method: str) -> Entry:
+        kinds = {kind_of(comparison.metrics[name]) for name in (method, *room) if name in values}
+        return Entry(_said(share_of_room(values[method], low, high)) if len(kinds) == 1 else "another measure")
+
+    note = f"Share of the room: 0 is {room[0]}, 1 is {room[1]}, run by run, with a 95 % interval as of differences."
+    return Column("share of the room", entry), note
 
 
 def _said(share: Estimate) -> str:

@@ -67,8 +67,9 @@ def finding(comparison: Comparison) -> str:
     first = (min if comparison.lower else max)(means, key=lambda method: means[method])
     values = spread(comparison.values(measure)[first] * comparison.scale, comparison.digits)
     unit = " %" if comparison.scale == 100.0 else ""
-    said = f"{where}{first} is first with {values}{unit} ({comparison.measures[measure]} of {comparison.metrics[first]})"
-    if (apart := comparison.differences(measure).get(first)) is None:
+    what = f"{comparison.measures[measure]} of {comparison.metrics[first]}"
+    said = f"{where}{_called(comparison, first)} is first with {values}{unit} ({what})"
+    if (apart := comparison.differences(measure).get(first)) is None or isnan(apart.mean):
         return f"{said}."
     return f"{said}; that is {difference_text(apart, comparison.scale, comparison.digits)} beside {comparison.baseline}."
 
@@ -101,7 +102,9 @@ def _difference_column(comparison: Comparison, apart: Mapping[str, Estimate]) ->
     def entry(method: str) -> Entry:
         if method not in apart:
             return Entry("–" if method == comparison.baseline else "another measure")
-        one = apart[method]
+        one, runs = apart[method], comparison.methods
+        if runs[method].index.intersection(runs[comparison.baseline].index).empty:
+            return Entry("no seed in common")
         own, shared = len(comparison.methods[method]), one.partitions * one.seeds
         draws = f"{one.partitions} partitions × {one.seeds} training" if comparison.crossed else f"{shared} of {own}"
         note = f"Over the {draws} seeds for which no run is missing." if 0 < shared < own else ""
@@ -112,12 +115,14 @@ def _difference_column(comparison: Comparison, apart: Mapping[str, Estimate]) ->
 
 def _notes(comparison: Comparison, apart: Mapping[str, Estimate], theirs: Iterable[Published]) -> list[str]:
     """Notes that are needed to read the table."""
-    runs, shown = comparison.runs, comparison.measures
+    runs, shown, options = comparison.runs, comparison.measures, comparison.options
     usual = runs["metric"].mode().iloc[0]
     others = {method: metric for method, metric in comparison.metrics.items() if metric != usual}
     what = ", ".join([usual, *(f"of {method} {metric}" for method, metric in others.items())])
     notes = [f"{what}: {_over(comparison)}."]
-    if comparison.options.at == "best":
+    lacking = [name for name in dict.fromkeys((options.baseline, *(options.room or ()))) if name and name not in comparison.methods]
+    notes += [f"No run of {name} is finished here." for name in lacking]
+    if options.at == "best":
         notes.append(
             "Best measured round: the round of each run was chosen by this metric on the test data, as in the numbers that it is "
             "compared with; so it overestimates what a user would get."
@@ -222,7 +227,7 @@ def spread(values: pd.Series, digits: int = 2) -> str:
 def difference_text(apart: Estimate, scale: float, digits: int = 2) -> str:
     """A difference, its interval, and whether it is separated from 0."""
     if isnan(apart.mean):
-        return "no number" if apart.partitions else "no seed in common"
+        return "no number"
     said = f"{apart.mean * scale:+.{digits}f}"
     if not isnan(apart.error):
         said += f" ± {apart.half_width * scale:.{digits}f}"

@@ -24,9 +24,10 @@ from lightning_fed.experiments.report.runs import KEY, load_clients, load_crosse
 from lightning_fed.experiments.report.seeds_table import seed_tables
 from lightning_fed.experiments.report.tuning_table import tuning_tables
 from lightning_fed.experiments.report.views import View, kind_of, measure_of
-from lightning_fed.experiments.report.writers import latex, markdown, terminal
+from lightning_fed.experiments.report.writers import in_latex, in_markdown, latex, markdown, terminal
+from lightning_fed.experiments.sweep.folder import CellFolder
 from lightning_fed.experiments.sweep.plan import ReportOptions, Sweep, file_name
-from lightning_fed.experiments.sweep.tuning import Trial, grouped, inequality, trials
+from lightning_fed.experiments.sweep.tuning import Trial, chosen, grouped, inequality, trials
 
 Format = Literal["md", "tex", "csv"]
 
@@ -65,10 +66,11 @@ class Report:
             console.print(note, highlight=False, soft_wrap=True)
 
     def text(self, format: Format) -> str:
-        """All tables in Markdown or LaTeX, or the runs as CSV."""
+        """All tables and notes in Markdown or LaTeX, or the runs as CSV."""
         if format == "csv":
             return as_csv(self.runs)
-        return "\n".join(map(markdown if format == "md" else latex, self.tables))
+        table, text = (markdown, in_markdown) if format == "md" else (latex, in_latex)
+        return "\n".join([*map(table, self.tables), *(f"{text(note)}\n" for note in self.notes)])
 
     def write(self, output: Path) -> None:
         """Write tables, pictures and ``report.html`` into a folder."""
@@ -148,11 +150,31 @@ def report_on(folders: Sequence[Path], vary: Collection[str] = (), **given: Any)
     tried = list[Trial]()
     for root, sweep in sweeps.items():
         of_sweep = trials(sweep, root)
+        notes += without_a_round(sweep, root, of_sweep, folders)
         tables += tuning_tables(sweep, of_sweep)
         tried += of_sweep
     if len(sweeps) > 1 and (unequal := inequality(*sweeps.values())):
         notes.append(unequal)
     return Report(folders, vary, runs, compared, tables, notes, commands, tried, View(options.at))
+
+
+def without_a_round(sweep: Sweep, root: Path, tried: Sequence[Trial], folders: Sequence[Path]) -> list[str]:
+    """Lines about those runs of a sweep that have not finished a round and are therefore in no table.
+
+    Args:
+        sweep: the sweep.
+        root: its folder.
+        tried: its trials.
+        folders: the folders of the report; runs elsewhere are not wanted.
+    """
+    places = [root / cell.name for cell in sweep.cells_with(chosen(tried))]
+    wanted = [place for place in places if any(place.is_relative_to(folder.absolute()) for folder in folders)]
+    left_out = [cell for cell in map(CellFolder, wanted) if cell.run is None]
+    failed = [(cell.path, result.error) for cell in left_out if (result := cell.result) and cell.status == "failed"]
+    lines = [f"Left out: {path} has failed before it finished a round: {error.rstrip('.')}." for path, error in failed]
+    if others := len(left_out) - len(failed):
+        lines.append(f"Left out: {others} of {len(wanted)} runs in {root}, which have not finished a round.")
+    return lines
 
 
 def report_options(sweeps: Mapping[Path, Sweep], given: Mapping[str, Any]) -> ReportOptions:

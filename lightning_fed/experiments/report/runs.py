@@ -230,7 +230,7 @@ def _of_clients(run: RunFolder, metric: str, lower: bool) -> dict[str, float]:
 def _of_unseen(rounds: pd.DataFrame, metric: str) -> dict[str, float]:
     """Results in the last round of clients that never take part in training, if there are any."""
     columns = {stage: f"unseen/{stage}/test_{measure_of(metric)}/mean" for stage in UNSEEN}
-    return {f"unseen_{stage}": rounds[name].dropna().iloc[-1] for stage, name in columns.items() if name in rounds}
+    return {f"unseen_{stage}": View("last").value(rounds, name) for stage, name in columns.items() if name in rounds}
 
 
 def _to_target(measured: pd.DataFrame, metric: str, target: float, lower: bool) -> dict[str, float]:

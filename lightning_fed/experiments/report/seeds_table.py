@@ -102,12 +102,12 @@ def _first(comparison: Comparison) -> list[str]:
 
 
 def _of_results(comparison: Comparison) -> list[str]:
-    """Sources of the variance of the results themselves, if all runs are there."""
-    tables = [of.unstack("seed").to_numpy(float) for of in comparison.values(comparison.compared).values()]
-    alike = all(table.shape == tables[0].shape and np.isfinite(table).all() for table in tables)
-    if not alike or min(len(tables), *tables[0].shape) < 2:
+    """Sources of the variance of the results themselves, of methods with the baseline's kind of metric, if all runs are there."""
+    values = pd.DataFrame(comparison.values(comparison.compared))[comparison.alike]
+    tables = np.array([values[method].unstack("seed").to_numpy(float) for method in values])
+    if not np.isfinite(tables).all() or min(tables.shape) < 2:
         return []
-    found = {name: max(value, 0.0) for name, value in of_methods(np.array(tables)).items()}
+    found = {name: max(value, 0.0) for name, value in of_methods(tables).items()}
     total = sum(found.values())
     said = ", ".join(f"{name} {value / total:.0%}" for name, value in found.items()) if total else "none"
     return [f"Variance of a method's result from run to run: {said}."]

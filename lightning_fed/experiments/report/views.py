@@ -51,7 +51,8 @@ def lower_is_better(metric: str, facts: Mapping[str, Any] | None = None) -> bool
     """
     if facts and measure_of(facts["monitor"]) == measure_of(metric):
         return not facts["higher_is_better"]
-    return measure_of(metric) in LOWER_IS_BETTER.union((facts or {}).get("lower_is_better", ()))
+    measure = measure_of(metric)
+    return measure.endswith("_loss") or measure in LOWER_IS_BETTER.union((facts or {}).get("lower_is_better", ()))
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ class View:
     def row(self, rounds: pd.DataFrame, metric: str, lower: bool | None = None) -> "pd.Series | None":
         """The reported round; None if there is none, or if there are several. Arguments are those of :meth:`value`."""
         measured = measured_in(rounds, metric)
-        by = {"selected": metric.replace("test_", "val_"), "best": metric, "last": "round"}.get(self.at)
+        validation = metric.replace("test_", "val_")
+        by = {"selected": validation if "val_" in validation else None, "best": metric, "last": "round"}.get(self.at)
         lower = lower_is_better(metric) if lower is None else lower
         known = measured[by].dropna() if by in measured else measured[:0]
         if known.empty:

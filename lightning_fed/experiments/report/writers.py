@@ -24,15 +24,15 @@ def markdown(table: Layout) -> str:
     """A table for GitHub and Sphinx."""
     table = table.marked()
     lines = [
-        [f"**{said}**" if entry.bold and (said := _markdown(entry.text)) else _markdown(entry.text) for entry in row]
+        [f"**{said}**" if entry.bold and (said := in_markdown(entry.text)) else in_markdown(entry.text) for entry in row]
         for row in table.rows
     ]
     for place, name in sorted(table.groups.items(), reverse=True):
-        lines.insert(place, [f"*{_markdown(name)}*", *[""] * (len(table.columns) - 1)])
-    rows = [f"| {' | '.join(row)} |" for row in ([_markdown(column) for column in table.columns], *lines)]
+        lines.insert(place, [f"*{in_markdown(name)}*", *[""] * (len(table.columns) - 1)])
+    rows = [f"| {' | '.join(row)} |" for row in ([in_markdown(column) for column in table.columns], *lines)]
     header, *body = [re.sub(r"\|  (?=\|)", "| ", row) for row in rows]
     grid = "\n".join([header, f"|{'|'.join(['---', *['---:'] * (len(table.columns) - 1)])}|", *body])
-    title, notes = _markdown(table.title), _markdown(" ".join(table.notes))
+    title, notes = in_markdown(table.title), in_markdown(" ".join(table.notes))
     return "\n\n".join(filter(None, (f"**{title}**" if title else "", grid, notes))) + "\n"
 
 
@@ -40,14 +40,14 @@ def latex(table: Layout) -> str:
     """A float for a paper that loads booktabs, with the notes in its caption."""
     table = table.marked()
     lines = [
-        " & ".join(rf"\textbf{{{_tex(entry.text)}}}" if entry.bold else _tex(entry.text) for entry in row) + r" \\"
+        " & ".join(rf"\textbf{{{in_latex(entry.text)}}}" if entry.bold else in_latex(entry.text) for entry in row) + r" \\"
         for row in table.rows
     ]
     for place, name in sorted(table.groups.items(), reverse=True):
-        lines.insert(place, rf"\multicolumn{{{len(table.columns)}}}{{l}}{{\textit{{{_tex(name)}}}}} \\")
-    header = " & ".join(map(_tex, table.columns)) + r" \\"
+        lines.insert(place, rf"\multicolumn{{{len(table.columns)}}}{{l}}{{\textit{{{in_latex(name)}}}}} \\")
+    header = " & ".join(map(in_latex, table.columns)) + r" \\"
     begin = rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}"
-    caption = " ".join(f"{_tex(line).rstrip('.')}." for line in filter(None, (table.title, *table.notes)))
+    caption = " ".join(f"{in_latex(line).rstrip('.')}." for line in filter(None, (table.title, *table.notes)))
     above = [r"\begin{table}", r"\centering", *([rf"\caption{{{caption}}}"] if caption else [])]
     grid = [begin, r"\toprule", header, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"]
     return "\n".join([*above, *grid, r"\end{table}"]) + "\n"
@@ -113,11 +113,11 @@ def _html(entry: Entry) -> str:
     return f"<b>{text}</b>" if entry.bold else text
 
 
-def _tex(text: str) -> str:
+def in_latex(text: str) -> str:
     """Text with LaTeX's special characters escaped."""
     return " ".join(text.split()).translate(TEX)
 
 
-def _markdown(text: str) -> str:
+def in_markdown(text: str) -> str:
     """Text with Markdown's special characters escaped; underscores only if they are not inside a word."""
     return re.sub(r"[\\|*`<\[\]~$]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", " ".join(text.split()))

@@ -1,7 +1,6 @@
 """TensorBoard for a sweep: for each method the mean over its finished runs as a line, and a band."""
 
 import csv
-import json
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -10,6 +9,7 @@ from statistics import mean, stdev
 
 from lightning_fed.experiments.sweep.folder import CellFolder
 from lightning_fed.experiments.sweep.plan import Cell, file_name
+from lightning_fed.experiments.sweep.settings import read_json
 
 BOARD = "curves"
 """Subfolder of a sweep's folder for ``tensorboard --logdir``."""
@@ -40,7 +40,7 @@ def write_board(folder: Path, cells: Iterable[tuple[Cell, CellFolder]]) -> None:
 
 def curve(run: Path) -> dict[int, float]:
     """The monitored metric on test data by round, where it was evaluated."""
-    monitor = json.loads((run / "run.json").read_text())["monitor"]
+    monitor = read_json(run / "run.json")["monitor"]
     with (run / "metrics.csv").open(newline="") as file:
         return {int(float(row["round"])): float(row[monitor]) for row in csv.DictReader(file) if row.get(monitor)}
 

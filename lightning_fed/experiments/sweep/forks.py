@@ -15,6 +15,7 @@ from types import TracebackType
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.processes import environment
+from lightning_fed.signals import without_preemption
 
 FORK_SERVER = (sys.executable, "-m", "lightning_fed.cli.fork_server")
 """The command that forks itself for cells; its last argument is its end of the pipe."""
@@ -145,15 +146,16 @@ class ForkServer:
     def _launch(self) -> None:
         self._connection, theirs = Pipe()
         self._is_ready = False
-        self._process = subprocess.Popen(
-            [*FORK_SERVER, str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=environment(self._threads),
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-        )
+        with without_preemption():
+            self._process = subprocess.Popen(
+                [*FORK_SERVER, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=environment(self._threads),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
         theirs.close()
 
     def _end(self) -> None:

@@ -32,7 +32,7 @@ def machine() -> str:
 
 def _git(*args: str) -> str:
     try:
-        done = subprocess.run(["git", *args], capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(["git", *args], capture_output=True, text=True, check=False)
     except OSError:
         return ""  # git is not installed
     return done.stdout.strip() if done.returncode == 0 else ""

@@ -105,4 +105,4 @@ def _score(measured: Sequence[float], at: str) -> float:
     if match and match[1]:
         last = measured[-int(match[1]) :]
         return sum(last) / len(last)
-    return measured[-1] if at == "last" else max(measured)
+    return measured[-1] if at == "last" else max((value for value in measured if not math.isnan(value)), default=math.nan)

@@ -120,6 +120,28 @@ def test_a_method_that_diverged_is_not_first() -> None:
     assert finding(one).startswith("FedAvg is first with 80.00 %")
 
 
+def test_a_method_that_is_first_with_fewer_runs_says_so() -> None:
+    write_sweep(Path("sweep"), {"FedAvg": [0.9], "FedPer": [0.8, 0.7]})
+    [one] = comparisons(load_runs("sweep"), ReportOptions())
+    assert finding(one).startswith("FedAvg (1 of 2 seeds) is first with 90.00 %")
+
+
+def test_runs_without_a_round_are_told_in_every_form() -> None:
+    write_sweep(Path("sweep"), {"FedAvg": [0.5, 0.6, 0.7], "FedPer": [0.5]})
+    failed = Path("sweep/FedPer/seed_1")
+    failed.mkdir()
+    (failed / "cell.json").write_text('{"status": "failed", "error": "the loss of client_3 is nan."}')
+    report, root = report_on([Path("sweep")]), Path("sweep").absolute()
+    assert report.notes == [
+        f"Left out: {root}/FedPer/seed_1 has failed before it finished a round: the loss of client_3 is nan.",
+        f"Left out: 1 of 6 runs in {root}, which have not finished a round.",
+    ]
+    assert "\n\nLeft out: 1 of 6 runs in " in report.text("md")
+    assert "\n\nLeft out: " in (tex := report.text("tex"))
+    assert r"the loss of client\_3 is nan." in tex
+    assert report_on([Path("sweep/FedAvg")]).notes == []
+
+
 def test_the_page_is_whole_and_asks_nobody_for_anything(sweep: Path) -> None:
     report_on([sweep]).write(Path("out"))
     text = Path("out/report.html").read_text()

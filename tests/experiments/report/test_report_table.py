@@ -1,5 +1,6 @@
 """What a table says, and how it is written."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -8,13 +9,13 @@ import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
-from written_runs import add_facts, write_run, write_sweep
+from written_runs import add_facts, write_run, write_sweep, write_sweep_file
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report import load_runs
 from lightning_fed.experiments.report.comparison import comparisons, unfinished
 from lightning_fed.experiments.report.layout import Entry, Layout
-from lightning_fed.experiments.report.methods_table import tables
+from lightning_fed.experiments.report.methods_table import finding, tables
 from lightning_fed.experiments.report.seeds_table import seed_tables
 from lightning_fed.experiments.report.writers import html, latex, markdown, terminal
 from lightning_fed.experiments.sweep.plan import Published, ReportOptions
@@ -149,6 +150,29 @@ def test_unfinished_runs_are_left_out_and_named() -> None:
     runs = load_runs("runs", "late", vary=["federation.rounds"])
     assert unfinished(runs) == ["Left out: late/c has finished 1 of 9 rounds."]
     assert [list(rows_of(layout)) for layout in tables(runs)] == [["FedAvg", "Standalone", "majority label"]]
+
+
+def test_settings_without_a_number_or_a_run_of_a_reference_do_not_prevent_the_others() -> None:
+    methods = {"FedAvg": 0.8, "FedPer": 0.7, "Standalone": 0.5}
+    write_sweep_file(Path("sweep"), methods, seeds=[0], grid={"mu": {"a": {"model.mu": 1}, "b": {"model.mu": 2}}})
+    for (method, value), setting in itertools.product(methods.items(), ("a", "b")):
+        if (method, setting) != ("FedPer", "b"):
+            write_run(Path(f"sweep/{setting}/{method}/seed_0/version_0"), [value], method, mu="ab".index(setting) + 1)
+    options = ReportOptions(baseline="FedPer", room=("Standalone", "FedPer"))
+    one, other = tables(load_runs("sweep"), options)
+    assert rows_of(one)["FedAvg"]["last, minus FedPer"].text == "+10.00"
+    assert rows_of(other)["FedAvg"]["last, minus Standalone"].text == "+30.00"
+    assert rows_of(other)["FedAvg"]["share of the room"].text == "no room"
+    assert "No run of FedPer is finished here." in other.notes
+    assert "No run of FedPer is finished here." not in one.notes
+    only_there = Path("sweep/a/FedAvg/seed_0/version_0/metrics.csv")
+    pd.read_csv(only_there).assign(**{"after/test_f1/mean": 0.3}).to_csv(only_there, index=False)
+    one, other = tables(load_runs("sweep", metric="after/test_f1/mean"))
+    assert rows_of(one)["FedAvg"]["last round"].text == "0.300"
+    assert rows_of(other)["FedAvg"]["last round"].text == "–"
+    assert rows_of(other)["FedAvg"]["last, minus Standalone"].text == "no number"  # not "no seed in common"
+    [_, comparison] = comparisons(load_runs("sweep", metric="after/test_f1/mean"), ReportOptions())
+    assert finding(comparison) == "b: no method has come to a number."
 
 
 def test_a_table_per_point_of_the_grid() -> None:

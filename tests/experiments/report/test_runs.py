@@ -61,6 +61,12 @@ def test_what_was_never_reached_is_not_known() -> None:
     assert math.isnan(load_runs("runs", target=0.9)["target_round"].iloc[0])
 
 
+def test_unseen_clients_without_any_number_have_none() -> None:
+    table = write_run(Path("runs/version_0"), [0.5]) / "metrics.csv"
+    pd.read_csv(table).assign(**{"unseen/personalized/test_accuracy/mean": math.nan}).to_csv(table, index=False)
+    assert load_runs("runs")["unseen_personalized"].isna().all()
+
+
 def test_a_row_per_round_and_per_client() -> None:
     write_sweep(Path("sweep"), {"FedAvg": [0.8, 0.6], "Standalone": [0.7, 0.7]})
     rounds, clients = load_rounds("sweep"), load_clients("sweep")

@@ -47,6 +47,22 @@ def test_shares_flips_and_power_of_a_difference() -> None:
     )
 
 
+def test_variances_and_shares_are_of_equal_measures() -> None:
+    """A loss of a global model has no part in what is said of accuracies."""
+    folder = write_crossed(Path("sweep"), CROSSED | {"FedPer": BASE.tolist()})
+    losses = "global/test_loss"
+    for table in (folder / "FedPer").rglob("metrics.csv"):
+        rounds = pd.read_csv(table)
+        rounds.assign(**{losses: 100 * rounds["after/test_accuracy/mean"] ** 2}).to_csv(table, index=False)
+    add_facts(folder / "FedPer", monitor=losses, higher_is_better=False)
+    runs, options = load_runs(folder, metric="monitor"), ReportOptions(room=("Standalone", "FedAvg"))
+    [comparison] = comparisons(runs, options)
+    notes = seed_tables(comparison)[0].notes
+    assert any("to run: partition 95%, training 0%, both 0%, method × partition 5%" in note for note in notes)
+    shares = {row[0].text: row[-1].text for row in tables(runs, options)[0].rows}
+    assert shares == {"FedAvg": "no room", "Standalone": "no room", "FedPer": "another measure"}
+
+
 def test_of_equal_methods_none_is_first() -> None:
     [table] = blocks(write_crossed(Path("sweep"), {"FedAvg": BASE.tolist(), "Standalone": BASE.tolist()}))
     assert not any("first on" in note for note in table.notes)

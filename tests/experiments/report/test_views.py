@@ -47,6 +47,12 @@ def test_the_best_loss_is_the_smallest() -> None:
     assert [lower_is_better(f"after/test_{name}/mean") for name in ("loss", "rmse", "accuracy")] == [True, True, False]
 
 
+def test_training_losses_are_better_if_smaller_and_are_not_validation_data() -> None:
+    rounds = ROUNDS.assign(**{"train/local_loss": [1.0, 0.5, 0.4, 0.3, 0.2]})
+    assert View("best").value(rounds, "train/local_loss") == 0.2
+    assert math.isnan(View("selected").value(rounds, "train/local_loss"))
+
+
 @pytest.mark.parametrize("at", ["first", "mean", "mean0", "mean1.5", "last "])
 def test_what_is_no_view_is_refused(at: str) -> None:
     with pytest.raises(FederationError, match="expected last, selected, best or, say, mean10"):

@@ -60,6 +60,7 @@ if behaviour == "looks":
     print(sys.argv[1:], os.getcwd(), sorted(os.environ.items()), sys.stdin.read(), len(os.listdir("/proc/self/fd")))
     print([signal.getsignal(number) for number in signal.valid_signals()], os.getsid(0) == os.getpid() == os.getpgrp())
     print(sys.stdout.isatty(), sys.stdout.encoding, sys.stdout.write_through, __name__, logging.root.handlers, warnings.filters)
+    print(signal.pthread_sigmask(signal.SIG_BLOCK, []))
 if behaviour in ("waits", "makes room"):
     print("waiting")
     while not (folder / "go").exists():
@@ -288,6 +289,18 @@ def test_whoever_is_asked_to_make_room_waits_until_runs_have_stopped_at_a_checkp
     for one in jobs[:2]:
         (one.folder.path / "go").touch()
     assert [row["status"] for row in played(jobs, 1, start)] == ["finished"] * 3
+
+
+def test_a_fork_that_has_not_begun_is_also_asked_to_make_room() -> None:
+    """What a signal finds while it takes over the process, when only runs that have begun handle it."""
+    late = "import os, time\nos.setsid = lambda: (open('forked', 'w'), time.sleep(1))\n"
+    Path("server.py").write_text(late + FORK_SERVER)
+    cell = job(0, "makes room")
+    when(Path("forked").absolute().is_file, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    when(lambda: says(cell, "waiting"), lambda: (time.sleep(3), (cell.folder.path / "go").touch()))
+    with pytest.raises(Preempted), ForkServer(3) as server:
+        played([cell], 1, server)
+    assert calls(cell) == []
 
 
 @pytest.mark.slow

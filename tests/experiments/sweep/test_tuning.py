@@ -89,6 +89,13 @@ def test_the_round_is_the_one_that_is_reported(at: str, best: str) -> None:
     assert chosen(trials(plan, plan.folder)) == {("", "FedAvg"): best}
 
 
+def test_a_round_that_came_to_no_number_is_not_the_best() -> None:
+    plan = sweep({"FedAvg": {LR: [0.01, 0.1]}}, report={"at": "selected"})
+    for lr, accuracies in ((0.01, [math.nan, 0.7]), (0.1, [0.6, math.nan])):
+        played(f"FedAvg/lr={lr}/partition_5_seed_0", accuracies)
+    assert [trial.score for trial in trials(plan, plan.folder)] == [0.7, 0.6]
+
+
 def test_of_a_loss_the_smallest_is_the_best_and_without_validation_data_nothing_is_chosen() -> None:
     plan = sweep({"FedAvg": {LR: [0.01, 0.1]}})
     for lr, value in ((0.01, 0.3), (0.1, 0.6)):
