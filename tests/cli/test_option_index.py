@@ -47,6 +47,9 @@ def test_it_is_what_the_parsers_print(line: str, kept_index: Path, capsys: pytes
         "fit --model FedAvg --model.optimizer.init_args.foo 3",
         "fit --config quickstart --trainer.max_epochs 3",  # which is refused with a reason
         "fit --model.init_args.optimizer.init_args.lr=0.1 --trainer.accelerator cpu -c quickstart",
+        "fit --config quickstart --model.class_path FedProx --model.init_args.mu 0.3",
+        'fit --config quickstart --config {"model":{"class_path":"FedProx"}} --model.init_args.mu 0.3',
+        "fit --data.init_args.partition IID --config quickstart --data.init_args.partition.init_args.alpha 1",  # of the latter
     ],
 )
 def test_what_it_leaves_to_the_parsers(line: str, kept_index: Path) -> None:

@@ -12,6 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lightning_fed.cli.help.page import Option
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.configs import shipped
@@ -51,15 +53,22 @@ class OptionIndex:
 
 
 def chosen(given: Sequence[str]) -> dict[str, str]:
-    """The values of options in the configurations that a line's words name, overridden by those on the line."""
-    pairs = [(plain_name(name), value) for name, value in pairwise(given) if name.startswith("--")]
+    """The values of options in a line's words and in the configurations that they name or hold; later ones take precedence."""
     found: dict[str, str] = {}
-    for name, value in pairs:
-        if name == "config":
-            path = shipped().get(value, Path(value).expanduser())
-            with suppress(FederationError):  # errors of the file are reported when it is used
-                found |= {key.removesuffix(".class_path"): str(value) for key, value in flat(read_yaml(path)).items()}
-    return found | dict(pairs)
+    for name, value in pairwise(given):
+        if name.startswith("--"):
+            values = flat(_configuration(value)) if name == "--config" else {plain_name(name): value}
+            found |= {key.removesuffix(".class_path"): str(of_key) for key, of_key in values.items()}
+    return found
+
+
+def _configuration(given: str) -> Mapping[str, Any]:
+    """A configuration by the name of its file, or YAML; empty if it cannot be read, which is reported when it is used."""
+    with suppress(FederationError, yaml.YAMLError):
+        is_yaml = any(sign in given for sign in "{:\n")
+        content = yaml.safe_load(given) if is_yaml else read_yaml(shipped().get(given, Path(given).expanduser()))
+        return content if isinstance(content, Mapping) else {}
+    return {}
 
 
 def plain_name(flag: str) -> str:

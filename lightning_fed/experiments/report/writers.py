@@ -10,11 +10,15 @@ from rich.text import Text
 
 from lightning_fed.experiments.report.layout import Entry, Layout
 
+GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi omega"
+"""Names of the small letters in LaTeX."""
+
 TEX = str.maketrans(
     {sign: rf"\{sign}" for sign in "%&#_${}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
     | {"<": r"\textless{}", ">": r"\textgreater{}", "[": "{[}", "*": "{*}"}  # the latter two mean something after a line's end
-    | {"±": r"$\pm$", "−": "$-$", "×": r"$\times$", "–": "--", "α": r"$\alpha$"}
+    | {"±": r"$\pm$", "−": "$-$", "×": r"$\times$", "–": "--"}
+    | {letter: rf"$\{name}$" for letter, name in zip("αβγδεζηθικλμνξπρστυφχψω", GREEK.split(), strict=True)}
     | {mark: f"$^{number}$" for number, mark in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
 )
 """LaTeX code of its special characters, and of signs that a plain font lacks."""
