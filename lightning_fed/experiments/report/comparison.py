@@ -138,7 +138,8 @@ def comparisons(runs: pd.DataFrame, options: ReportOptions) -> list[Comparison]:
 
     Args:
         runs: as returned by :func:`.load_runs`, or its CSV file. Unfinished runs are left out.
-        options: what to show. Without a baseline: local training (``Standalone``) if it is there, else the first method.
+        options: what to show. Without a baseline, or where it has no finished run: local training (``Standalone``) if it is there,
+            else the first method.
 
     Raises:
         FederationError: if the baseline or a reference of ``room`` does not exist, no run is finished, or the runs were loaded

@@ -15,12 +15,12 @@ from lightning_fed.experiments.report.budgets_table import budget_tables
 from lightning_fed.experiments.report.clients_table import clients_tables, cross_tables
 from lightning_fed.experiments.report.comparison import Comparison, comparisons, unfinished
 from lightning_fed.experiments.report.files import read_commands
-from lightning_fed.experiments.report.folders import run_folders
+from lightning_fed.experiments.report.folders import RunFolder, run_folders
 from lightning_fed.experiments.report.layout import Layout
 from lightning_fed.experiments.report.methods_table import finding, methods_table
 from lightning_fed.experiments.report.page import page
 from lightning_fed.experiments.report.played import settings_table
-from lightning_fed.experiments.report.runs import KEY, load_clients, load_crossed, load_rounds, load_runs
+from lightning_fed.experiments.report.runs import KEY, READ, stacked, table_of
 from lightning_fed.experiments.report.seeds_table import seed_tables
 from lightning_fed.experiments.report.tuning_table import tuning_tables
 from lightning_fed.experiments.report.views import View, kind_of, measure_of
@@ -38,8 +38,9 @@ class Report:
 
     Args:
         folders: folders of the runs.
-        vary: keys in which they may differ even if no sweep says so.
         runs: a row per run, see :func:`lightning_fed.experiments.report.load_runs`.
+        rounds: a row per run and round, see :func:`lightning_fed.experiments.report.load_rounds`.
+        clients: a row per run and client, see :func:`lightning_fed.experiments.report.load_clients`.
         compared: the comparison of each setting.
         tables: all tables, in order.
         notes: further notes, such as runs that were left out.
@@ -48,9 +49,10 @@ class Report:
         view: the reported round.
     """
 
-    folders: Sequence[Path]
-    vary: Collection[str]
+    folders: Sequence[RunFolder]
     runs: pd.DataFrame
+    rounds: pd.DataFrame
+    clients: pd.DataFrame
     compared: list[Comparison]
     tables: list[Layout]
     notes: list[str]
@@ -77,7 +79,7 @@ class Report:
         from lightning_fed.experiments.report.pictures import dots, pictures, values_tried  # matplotlib takes long to import
 
         output.mkdir(parents=True, exist_ok=True)
-        rounds, clients = (self._finished(load(*self.folders, vary=self.vary)) for load in (load_rounds, load_clients))
+        rounds, clients = map(self._finished, (self.rounds, self.clients))
         for name, table in (("rounds", rounds), ("clients", clients)):
             (output / f"{name}.csv").write_text(as_csv(table))
         for name, format in (("runs", "csv"), ("table", "md"), ("table", "tex")):
@@ -95,8 +97,8 @@ class Report:
             drawn[name.replace("_", " ")] = png.getvalue()
             (output / f"{file}.png").write_bytes(png.getvalue())
         title = f"Comparison of {', '.join(dict.fromkeys(self.runs['method']))}"
-        findings, played = list(map(finding, self.compared)), settings_table(run_folders(self.folders, self.vary))
-        text = page(title, findings, self.tables, drawn, played, self.commands, self.notes)
+        findings = list(map(finding, self.compared))
+        text = page(title, findings, self.tables, drawn, settings_table(self.folders), self.commands, self.notes)
         (output / "report.html").write_text(text)
 
     @property
@@ -133,16 +135,17 @@ def report_on(folders: Sequence[Path], vary: Collection[str] = (), **given: Any)
         vary: see :func:`lightning_fed.experiments.report.folders.run_folders`.
         **given: options of :class:`.ReportOptions`. None: as the sweeps say.
     """
-    sweeps = dict(run.sweep for run in run_folders(folders, vary) if run.sweep)
+    found = run_folders(folders, vary)
+    sweeps = dict(run.sweep for run in found if run.sweep)
     options = report_options(sweeps, {key: value for key, value in given.items() if value is not None})
-    runs = load_runs(*folders, metric=options.metric, target=options.target, vary=vary, at=options.at, equal=options.equal)
+    runs = table_of(found, options.metric, options.target, options.at, options.equal)
     asked = [sweep for sweep in sweeps.values() if (sweep.report.metric, sweep.report.at) == (options.metric, options.at)]
     published, notes = [entry for sweep in asked for entry in sweep.published], unfinished(runs)
     if any(sweep.published for sweep in sweeps.values() if sweep not in asked):
         notes.append("Published numbers are not shown: they are of the metric and the round that the sweep itself reports.")
     commands = [command for root in sweeps for command in read_commands(root)]
     compared = comparisons(runs, options)
-    clients, crossed, rounds = (load(*folders, vary=vary) for load in (load_clients, load_crossed, load_rounds))
+    rounds, clients, crossed = (stacked(found, file) for file in READ)
     tables = list[Layout]()
     for one in compared:
         tables += [methods_table(one, published), *budget_tables(one, rounds, options.budgets), *seed_tables(one)]
@@ -155,7 +158,7 @@ def report_on(folders: Sequence[Path], vary: Collection[str] = (), **given: Any)
         tried += of_sweep
     if len(sweeps) > 1 and (unequal := inequality(*sweeps.values())):
         notes.append(unequal)
-    return Report(folders, vary, runs, compared, tables, notes, commands, tried, View(options.at))
+    return Report(found, runs, rounds, clients, compared, tables, notes, commands, tried, View(options.at))
 
 
 def without_a_round(sweep: Sweep, root: Path, tried: Sequence[Trial], folders: Sequence[Path]) -> list[str]:

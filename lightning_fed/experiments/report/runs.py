@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ from lightning_fed.experiments.report.views import (
 
 KEY = ("method", "setting", "partition", "seed")
 """Columns that identify the run of a row."""
+
+READ = {"metrics.csv": read_rounds, "clients.csv": read_clients, "cross.csv": read_crossed}
+"""How the tables of a run are read."""
 
 UNSEEN = "as_received", "personalized", "fine_tuned"
 """How clients are evaluated that never take part in training."""
@@ -79,8 +82,12 @@ def load_runs(
     Raises:
         FederationError: if there is no run, or if they differ in something that is not meant to vary.
     """
-    runs, view = run_folders(folders, vary), View(at)
-    metrics = metrics_of(runs, metric)
+    return table_of(run_folders(folders, vary), metric, target, at, equal)
+
+
+def table_of(runs: Sequence[RunFolder], metric: str | None, target: float | None, at: str, equal: Cost | None) -> pd.DataFrame:
+    """The table of :func:`load_runs`, of runs that have been found."""
+    metrics, view = metrics_of(runs, metric), View(at)
     if target is not None and target > 1 and any(map(in_percent, metrics)):
         raise FederationError(f"target is {target:g}, but accuracies are shares of 1: give {target / 100:g} for {target:g} %.")
     rounds = [read_rounds(run.path) for run in runs]
@@ -101,21 +108,21 @@ def read_runs(path: Path | str) -> pd.DataFrame:
 
 def load_rounds(*folders: Path | str, vary: Collection[str] = ()) -> pd.DataFrame:
     """A row per run and round: ``method``, ``setting``, ``partition``, ``seed``, and all of ``metrics.csv``."""
-    return _stacked(run_folders(folders, vary), read_rounds)
+    return stacked(run_folders(folders, vary), "metrics.csv")
 
 
 def load_clients(*folders: Path | str, vary: Collection[str] = ()) -> pd.DataFrame:
     """A row per run and client, from its last evaluation: ``method``, ``setting``, ``partition``, ``seed``, and all of
     ``clients.csv``.
     """
-    return _stacked([run for run in run_folders(folders, vary) if (run.path / "clients.csv").is_file()], read_clients)
+    return stacked(run_folders(folders, vary), "clients.csv")
 
 
 def load_crossed(*folders: Path | str, vary: Collection[str] = ()) -> pd.DataFrame:
     """A row per run, trained client and tested client: ``method``, ``setting``, ``partition``, ``seed``, all of ``cross.csv``, and
     the ``name`` of the trained client.
     """
-    return _stacked([run for run in run_folders(folders, vary) if (run.path / "cross.csv").is_file()], read_crossed)
+    return stacked(run_folders(folders, vary), "cross.csv")
 
 
 def metrics_of(runs: Sequence[RunFolder], metric: str | None) -> list[str]:
@@ -241,10 +248,16 @@ def _to_target(measured: pd.DataFrame, metric: str, target: float, lower: bool) 
     return {f"target_{name}": reached[column].iloc[0] if len(reached) else math.nan for name, column in sources.items()}
 
 
-def _stacked(runs: Collection[RunFolder], read: Callable[[Path], pd.DataFrame]) -> pd.DataFrame:
+def stacked(runs: Collection[RunFolder], file: str) -> pd.DataFrame:
+    """A table of all runs that have it, below each other, with the columns of :data:`KEY` first.
+
+    Args:
+        runs: the runs.
+        file: one of :data:`READ`.
+    """
     tables = []
-    for run in runs:
-        table = read(run.path).copy()  # defragmented: otherwise pandas warns about each inserted column
+    for run in (run for run in runs if (run.path / file).is_file()):
+        table = READ[file](run.path).copy()  # defragmented: otherwise pandas warns about each inserted column
         for place, name in enumerate(KEY):
             table.insert(place, name, getattr(run, name))
         tables.append(table)
