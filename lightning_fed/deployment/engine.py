@@ -33,6 +33,7 @@ from lightning_fed.deployment.wire import (
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
+from lightning_fed.federation.cohorts import least_of
 from lightning_fed.formatting import escaped
 from lightning_fed.storage.client_store import ClientStore
 from lightning_fed.tensors import State
@@ -201,7 +202,7 @@ class Sites(Engine):
 
     def _lose(self, turn: Turn, why: str) -> TurnFailure:
         self._lost += 1
-        if self._asked - self._lost < self.quorum * self._asked:
+        if self._asked - self._lost < least_of(self.quorum, self._asked):
             raise FederationError(
                 f"Round {turn.round}: the turn of client {turn.client.id} was lost ({why}), and {self._asked - self._lost} of "
                 f"{self._asked} turns are fewer than the quorum of {self.quorum:g}. When its site is back, continue with "

@@ -124,5 +124,15 @@ def dropouts(cohort: Sequence[ClientInfo], dropout: float, quorum: float, seed: 
         return frozenset()
     draws = np.random.default_rng([seed, DROPOUT, round]).random(max(client.id for client in cohort) + 1)
     away = frozenset(client.id for client in cohort if draws[client.id] < dropout)
-    needed = math.ceil(quorum * len(cohort) - 1e-9)  # 0.07 of 100 is 7.000000000000001
-    return away if len(cohort) - len(away) >= needed else frozenset(client.id for client in cohort)
+    enough = len(cohort) - len(away) >= least_of(quorum, len(cohort))
+    return away if enough else frozenset(client.id for client in cohort)
+
+
+def least_of(quorum: float, count: int) -> int:
+    """Smallest number of turns that is a quorum; 0.07 of 100 is 7, in floating point slightly more.
+
+    Args:
+        quorum: share of the turns.
+        count: number of turns.
+    """
+    return math.ceil(quorum * count - 1e-9)

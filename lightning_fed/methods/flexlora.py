@@ -108,14 +108,14 @@ class Decompose:
         self.start = start
         self.partition: Partition = partition
         self.energy = Energy()
-        """What the ranks keep of the last mean."""
+        """What the ranks keep of the round's mean; empty without one."""
 
     def __call__(self, updates: Iterable[tuple[State, float]], state: State) -> State:
         """The new state; empty without updates."""
-        came = Gathered.of(updates, self.matrices)
+        came, self.energy = Gathered.of(updates, self.matrices), Energy()
         if not came.factors:
             return {}
-        merged, self.energy = dict(came.mean), Energy()
+        merged = dict(came.mean)
         for layer in self.matrices.shapes:
             a, b = self.matrices.names(layer)
             present = [len(factors[a]) for factors in came.factors]

@@ -1,9 +1,11 @@
 """Trains parts of a half-precision network in single precision."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -29,7 +31,27 @@ def learn_in_float32(network: nn.Module) -> None:
             layer.register_forward_pre_hook(as_its_weights)
 
 
+def return_half(network: nn.Module) -> None:
+    """Let trainable half-precision layers convert their outputs back after :func:`learn_in_float32`, for the frozen layers after
+    them. Heads, after which none comes, keep float32.
+
+    Args:
+        network: a single one; which layers come after others follows from the order of its modules.
+    """
+    half: torch.dtype | None = None  # of the frozen layers after the one at hand
+    for layer in reversed([*network.modules()]):
+        own = [p for p in layer.parameters(recurse=False) if p.dtype in HALF]
+        if half is not None and any(p.requires_grad for p in own):
+            layer.register_forward_hook(partial(as_the_rest, half))
+        half = next((p.dtype for p in own if not p.requires_grad), half)
+
+
 def as_its_weights(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Forward pre-hook: convert inputs to the precision of the layer's weights."""
     dtype = next(layer.parameters(recurse=False)).dtype
     return tuple(value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value for value in inputs)
+
+
+def as_the_rest(half: torch.dtype, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+    """Forward hook: convert float32 outputs to half precision; others come of a network in another precision."""
+    return tree_map(lambda value: value.to(half) if isinstance(value, Tensor) and value.dtype == torch.float32 else value, output)

@@ -34,6 +34,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.federation.cohorts import says_itself_who
 from lightning_fed.methods import FedAvg, Standalone
 from lightning_fed.methods.families.adapter_module import AdapterModule
+from lightning_fed.models import Adapters
 
 ON_ANY_NETWORK = [name for name in METHODS if not issubclass(getattr(lightning_fed.methods, name), AdapterModule)]
 assert {"FedAvg", "PFedLoRA", "SplitMix"} <= {*ON_ANY_NETWORK}
@@ -230,6 +231,11 @@ class Still(FedAvg):
 
 def test_a_batch_norm_that_is_in_eval_mode_does_not_matter() -> None:
     new_federation(1).fit(Still(NoisyNet, CLASSES, momentum), data_of(1, 20))
+
+
+def test_a_frozen_batch_norm_does_not_matter() -> None:
+    adapters = Adapters(2, target_modules=["fc1"])
+    new_federation(1).fit(FedAvg(NoisyNet, CLASSES, momentum, adapters=adapters), data_of(1, 20))
 
 
 def test_what_is_refused_would_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:

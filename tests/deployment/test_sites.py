@@ -15,7 +15,7 @@ from tiny_sites import NAMES, STUDY, Clock, Memory, data_of, fit, kept_at, linke
 
 from lightning_fed.core import PublicDistillation
 from lightning_fed.core.client_modules import ClientModules
-from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
+from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnFailure
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.deployment.data import DataAtSites
 from lightning_fed.deployment.engine import Sites
@@ -643,6 +643,16 @@ def test_below_the_quorum_the_run_ends_and_goes_on_later() -> None:
         fit("PFedLoRA", link, run_dir="runs")
     link.away = set()
     assert_same_as_here(fit("PFedLoRA", link, run_dir="runs", ckpt_path="last"), link, here("PFedLoRA"))
+
+
+def test_a_quorum_is_counted_in_whole_turns() -> None:
+    engine = Sites(linked("FedAvg"), 25, STUDY, quorum=0.28)  # 7.000000000000001 of 25
+    engine._asked = 25
+    lost = [Turn("fit", ClientInfo(client, 1, 1, 1, ()), 1, Broadcast({})) for client in range(19)]
+    for turn in lost[:18]:
+        engine.refused(turn, FederationError("no"))
+    with pytest.raises(FederationError, match=r"6 of 25 turns are fewer than the quorum of 0\.28"):
+        engine.refused(lost[18], FederationError("no"))
 
 
 def test_what_a_server_without_data_cannot_do_is_left_out_or_refused() -> None:

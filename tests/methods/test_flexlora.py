@@ -63,6 +63,7 @@ def test_the_best_of_each_rank_is_sent() -> None:
     assert torch.allclose(large[B].norm(dim=0), torch.tensor([3.0, 1.0]), atol=1e-6)  # all of the singular values are in B
     assert torch.allclose(large[A].norm(dim=1), torch.ones(2), atol=1e-6)
     assert metrics == {"server/energy_rank_1": pytest.approx(0.9), "server/energy_rank_2": pytest.approx(1.0)}
+    assert server.aggregate(iter([])) == {}  # as in a run that continues here
 
 
 def test_left_and_right_are_not_confused() -> None:

@@ -19,6 +19,7 @@ from tiny import (
     new_federation,
     new_method,
     new_texts,
+    new_trainer,
     private_states,
     same,
     still_transformer,
@@ -29,6 +30,7 @@ from torch import nn
 
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines import Engine, InProcess, Processes
+from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg, FedBN, HOMLoRA, Standalone
 from lightning_fed.models import CNN1, Adapters, TextTransformer, TransformerClassifier
@@ -186,6 +188,30 @@ def test_adapters_of_a_network_in_half_precision_learn_in_single() -> None:
     types = {name: tensor.dtype for name, tensor in module.state_dict().items()}
     assert all(types[name] == (torch.bfloat16 if name in module.frozen_names else torch.float32) for name in types)
     new_federation(1).fit(module, new_texts(2, 60))
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "64-true"])
+@pytest.mark.parametrize("saved", ["word_embeddings", "intermediate.dense"])
+def test_frozen_layers_in_half_precision_get_what_layers_before_them_learn(saved: str, precision: Any) -> None:
+    def half(num_classes: int) -> TransformerClassifier:
+        return still_transformer(num_classes).to(torch.bfloat16)
+
+    found = []
+    for modules in ([saved], None):
+        module = FedAvg(half, CLASSES, momentum, adapters=Adapters(r=2, modules_to_save=modules))
+        spec = WorkerSpec(module, data := new_texts(1, 8), partial(new_trainer, precision=precision), 0)
+        data.setup()
+        spec.build()
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
+            loss = module.client_loss(next(iter(data.client(0).test_dataloader())))
+        loss.backward()
+        found.append(loss)
+        if modules:
+            learned = next(p for name, p in module.named_parameters() if f"{saved}.weight" in name)
+            assert learned.dtype == (torch.float64 if precision == "64-true" else torch.float32)
+            assert learned.grad is not None
+            assert learned.grad.any()
+    assert found[0].item() == pytest.approx(found[1].item(), abs=1e-2)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def starved_layer(template: FederatedModule, data: FederatedDataModule, client: 
             layer.register_forward_pre_hook(partial(_refuse_one_value, name))
     for phase in module.phases():
         module.train()
-        for frozen in phase.eval_modules:
+        for frozen in (*phase.eval_modules, *module.frozen_layers()):
             frozen.eval()
         try:
             with torch.no_grad(), seeded(seed, INITIAL):
