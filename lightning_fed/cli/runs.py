@@ -1,8 +1,10 @@
 """The verb ``runs``: a list of runs with their sizes on disk, from files any of which may be damaged."""
 
 import csv
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,8 +70,13 @@ class PlayedRun:
 
     @property
     def size(self) -> int:
-        """Bytes of all its files."""
-        return sum(path.lstat().st_size for path in self.path.rglob("*") if not path.is_dir())
+        """Bytes of all its files; a run deletes its earlier checkpoints meanwhile."""
+        size = 0
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                with suppress(FileNotFoundError):
+                    size += Path(folder, name).lstat().st_size
+        return size
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -84,7 +91,8 @@ class PlayedRun:
 
 def run_folders(folder: Path) -> list[Path]:
     """All folders of runs at or below a folder, in order."""
-    found = {path.parent for name in ("run.json", "metrics.csv", "config.yaml") for path in folder.rglob(name)}
+    written = {"run.json", "metrics.csv", "config.yaml"}
+    found = (Path(path) for path, _, files in os.walk(folder) if written & set(files))
     return sorted((path for path in found if re.fullmatch(r"version_\d+", path.name)), key=_place)
 
 

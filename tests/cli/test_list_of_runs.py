@@ -1,16 +1,21 @@
 """The verb ``runs``: what it says of runs, whole or not, without believing them."""
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny import new_data, new_federation, new_method
 from tiny_commands import refused
+from written_runs import write_run
 
 from lightning_fed.__main__ import main
-from lightning_fed.cli.runs import PlayedRun
+from lightning_fed.cli.runs import PlayedRun, run_folders
+from lightning_fed.experiments.report import load_runs
 
 HOSTILE = "!!python/object/apply:os.system [touch believed]"
 
@@ -69,6 +74,40 @@ def test_a_run_of_which_only_the_tables_stayed(capsys: pytest.CaptureFixture[str
     before = json.loads(Path("runs/version_0/run.json").read_text())
     assert listed(capsys, "runs")[1][:3] == ["FedAvg", "0", "1/1"]
     assert json.loads(Path("runs/version_0/run.json").read_text()) == before
+
+
+def test_a_checkpoint_that_disappears_while_it_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run deletes it, once its folder is listed."""
+    run = write_run(Path("runs/version_0"), [0.5])
+    scandir = os.scandir
+
+    class Late:
+        """The entries of a folder; by the time that they are read, one has gone."""
+
+        def __init__(self, path: str | Path) -> None:
+            self.entries = iter(list(scandir(path)))
+            if Path(path).name == "checkpoints":
+                Path(path, "round_1").rmdir()
+
+        def __enter__(self) -> Iterator[Any]:
+            return self.entries
+
+        def __next__(self) -> Any:
+            return next(self.entries)
+
+        def __iter__(self) -> Iterator[Any]:
+            return self.entries
+
+        def __exit__(self, *error: object) -> None: ...
+
+    (checkpoint := run / "checkpoints" / "round_1").mkdir(parents=True)
+    monkeypatch.setattr(os, "scandir", Late)
+    assert run_folders(Path("runs")) == [run]
+    checkpoint.mkdir()
+    assert len(load_runs("runs")) == 1
+    checkpoint.mkdir()
+    assert PlayedRun(run).size > 0
+    assert not checkpoint.exists()
 
 
 def test_where_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:

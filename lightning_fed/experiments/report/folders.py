@@ -1,5 +1,6 @@
 """Folders of runs: finding them, their names in a comparison, and whether they can be compared."""
 
+import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -110,8 +111,8 @@ def run_folders(folders: Iterable[Path | str], vary: Collection[str] = ()) -> li
 
 
 def _with_tables(folder: Path) -> list[Path]:
-    """Folders of runs; for a sweep's cell the newest."""
-    found = sorted(path.parent for path in folder.rglob("metrics.csv") if (path.parent / "config.yaml").is_file())
+    """Folders of runs; for a sweep's cell the newest. Folders may disappear meanwhile: a run deletes its earlier checkpoints."""
+    found = sorted(Path(path) for path, _, files in os.walk(folder) if {"metrics.csv", "config.yaml"} <= set(files))
     cells: dict[Path, list[Path]] = {}
     for path in found:
         in_cell = (path.parent / "cell.json").is_file()

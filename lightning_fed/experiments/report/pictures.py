@@ -76,7 +76,8 @@ def _styles() -> Iterator[Style]:
 
 
 def curves(rounds: pd.DataFrame, metric: str, over: str, styles: dict[str, Style], ends: Mapping[str, float]) -> Figure:
-    """Mean over seeds, a band of one standard deviation around it, and thin lines for the runs.
+    """Mean over seeds, a band of one standard deviation around it, and thin lines for the runs. A mean is over all of them: it ends
+    with the run that ends first.
 
     Args:
         rounds: rounds of one setting.
@@ -96,15 +97,16 @@ def curves(rounds: pd.DataFrame, metric: str, over: str, styles: dict[str, Style
             color, dashes = styles[str(method)]
             values = group.pivot(index="round", columns=["partition", "seed"], values=metric) * scale
             places = group.pivot(index="round", columns=["partition", "seed"], values=column).mean(axis=1)
-            mean, std = values.mean(axis=1), values.std(axis=1, ddof=1)
-            end = ends[str(method)] * scale if str(method) in ends else mean.iloc[-1]
+            whole = values.dropna()
+            mean, std, together = whole.mean(axis=1), whole.std(axis=1, ddof=1), places[whole.index]
+            end = ends[str(method)] * scale if str(method) in ends else values.ffill().iloc[-1].mean()
             if places.max() == 0:
                 axes.axhline(end, color=color, linestyle=dashes, label=f"{method} ({end:.{digits}f}, sends nothing)")
                 continue
-            marker = "o" if len(places) == 1 else None
-            axes.plot(places, mean, color=color, linestyle=dashes, label=f"{method} ({end:.{digits}f})", marker=marker)
+            marker = "o" if len(together) == 1 else None
+            axes.plot(together, mean, color=color, linestyle=dashes, label=f"{method} ({end:.{digits}f})", marker=marker)
             if values.shape[1] > 1:
-                axes.fill_between(places, mean - std, mean + std, color=color, alpha=0.18, linewidth=0)
+                axes.fill_between(together, mean - std, mean + std, color=color, alpha=0.18, linewidth=0)
                 axes.plot(places, values, color=color, alpha=0.35, linewidth=0.4)
         if over == "rounds":
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))

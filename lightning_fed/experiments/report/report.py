@@ -65,7 +65,7 @@ class Report:
         for table in self.tables:
             console.print(terminal(table, console.width))
         for note in self.notes:
-            console.print(note, highlight=False, soft_wrap=True)
+            console.print(note, highlight=False, markup=False, soft_wrap=True)
 
     def text(self, format: Format) -> str:
         """All tables and notes in Markdown or LaTeX, or the runs as CSV."""

@@ -90,7 +90,7 @@ def terminal(table: Layout, width: int) -> Group:
             parts.append([names])
         parts[-1].append(column)
     tables = [_for_rich(list(zip(*part, strict=True)), groups) for part in parts]
-    tables[0].title, tables[-1].caption = table.title or None, " ".join(table.notes)
+    tables[0].title, tables[-1].caption = Text(table.title, "table.title"), Text(" ".join(table.notes), "table.caption")
     return Group(*tables)
 
 

@@ -175,6 +175,16 @@ def test_curves_are_means_over_seeds_with_a_band_of_one_deviation(sweep: Path) -
     assert axes.get_ylabel() == "test accuracy (%)"
 
 
+@pytest.mark.parametrize(("others", "means"), [([0.3, 0.5, 0.7, 0.9], [20.0, 40.0]), ([math.nan, math.nan, 0.7, 0.9], [])])
+def test_a_mean_is_over_all_seeds_also_where_runs_end_early(others: list[float], means: list[float]) -> None:
+    for seed, accuracies in enumerate(([0.1, 0.3], others)):
+        write_run(Path(f"runs/{seed}"), accuracies, seed=seed)
+    rounds = load_rounds("runs", vary=["federation.rounds"]).assign(setting="")
+    [axes] = dict(pictures(rounds, load_clients("runs", vary=["federation.rounds"]), METRIC))["over_rounds"].axes
+    line = next(line for line in axes.lines if line.get_label() == "FedAvg (60.0)")  # (0.3 + 0.9) / 2
+    assert line.get_ydata() == pytest.approx(means)
+
+
 def test_differences_have_a_dot_per_partition_and_an_interval() -> None:
     values = {"FedAvg": [[0.60, 0.62], [0.70, 0.72], [0.40, 0.42]], "Standalone": [[0.5, 0.5]] * 3}
     report = report_on([write_crossed(Path("sweep"), values)])

@@ -228,6 +228,15 @@ def test_html_is_escaped() -> None:
     assert "<b>1 ± 2</b>" in html(TABLE)
 
 
+def test_names_with_signs_of_a_terminal_stay_what_they_are() -> None:
+    layout = Layout("[iid] α", ["", "x"], [[Entry("a" * 30), Entry("1")]], ["Of [bold] [/x]."])
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(terminal(layout, 200))
+    lines = captured.get().splitlines()
+    assert (lines[0].strip(), lines[-1].strip()) == ("[iid] α", "Of [bold] [/x].")
+
+
 def test_a_table_that_is_too_wide_is_turned(sweep: Path) -> None:
     [layout] = tables(load_runs(sweep))
     for width, first in ((400, "last round"), (100, "FedAvg")):
