@@ -28,10 +28,12 @@ def budget_tables(comparison: Comparison, rounds: pd.DataFrame, budgets: Sequenc
         runs = [run for draw, run in of_method.groupby(DRAW) if draw in finished]
         lower = bool(comparison.methods[method]["lower_is_better"].iloc[0])
         reached = [_mean([view.value(_within(run, budget), metric, lower) for run in runs]) for budget in budgets]
-        rows.append([Entry(method), *(Entry(_said(value, comparison)) for value in reached)])
+        named = [Entry(method), Entry(metric)] if comparison.mixed else [Entry(method)]
+        rows.append([*named, *(_entry(value, comparison) for value in reached)])
     note = "What a method had reached when it had sent no more than so much, up and down: the mean of its runs."
     title = "At a budget" + (f": {comparison.setting}" if comparison.setting else "")
-    return [Layout(title, ["", *(f"{budget:g} MiB" for budget in budgets)], rows, [note])]
+    columns = ["", *(["measured"] if comparison.mixed else []), *(f"{budget:g} MiB" for budget in budgets)]
+    return [Layout(title, columns, rows, [note])]
 
 
 def _within(run: pd.DataFrame, budget: float) -> pd.DataFrame:
@@ -43,5 +45,5 @@ def _mean(values: Sequence[float]) -> float:
     return nan if any(map(isnan, values)) else sum(values) / len(values)
 
 
-def _said(value: float, comparison: Comparison) -> str:
-    return "–" if isnan(value) else f"{comparison.scale * value:.{comparison.digits}f}"
+def _entry(value: float, comparison: Comparison) -> Entry:
+    return Entry("–" if isnan(value) else f"{comparison.scale * value:.{comparison.digits}f}")

@@ -107,14 +107,19 @@ class Report:
         return self._finished(self.runs).groupby(["setting", "method"])[self.view.at].mean().to_dict()
 
     def _of_one_metric(self, rounds: pd.DataFrame, clients: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, str]:
-        """The data to draw and their column; if methods have different metrics, a column with each method's own."""
+        """The data to draw and their column; if methods have different metrics, a column with each method's own, which has the name
+        of a measure only if that is the same.
+        """
         metrics = self.runs.set_index(list(KEY))["metric"]
-        usual = str(metrics.mode().iloc[0])
-        column = usual if metrics.map(kind_of).nunique() == 1 else f"monitor/test_{measure_of(usual)}"
+        usual, kinds = str(metrics.mode().iloc[0]), {kind_of(metric) for metric in metrics}
+        of_all = measure_of(usual) if len({measure for _, measure in kinds}) == 1 else "monitored_metric"
+        column = usual if len(kinds) == 1 else f"monitor/test_{of_all}"
         if metrics.nunique() == 1:
             return rounds, clients, column
-        measured = metrics.map(lambda metric: f"test/{measure_of(metric)}")
-        return _gathered(rounds, metrics, column), _gathered(clients, measured, f"test/{measure_of(usual)}"), column
+        if len(kinds) == 1:  # else clients are not drawn
+            measured = metrics.map(lambda metric: f"test/{measure_of(metric)}")
+            clients = _gathered(clients, measured, f"test/{measure_of(usual)}")
+        return _gathered(rounds, metrics, column), clients, column
 
     def _finished(self, table: pd.DataFrame) -> pd.DataFrame:
         """The rows of runs that are in the tables."""

@@ -220,6 +220,21 @@ def test_each_method_is_drawn_by_its_own_headline() -> None:
     assert Path("out/clients.png").is_file()
 
 
+def test_losses_are_not_drawn_or_listed_as_accuracies() -> None:
+    write_run(Path("runs/a"), [0.5, 0.6])
+    write_run(Path("runs/b"), [0.7, 0.8], "FedPer", monitor="global/test_loss")
+    report = report_on([Path("runs")], metric="monitor", budgets=[1])
+    rounds, clients, metric = report._of_one_metric(report.rounds, report.clients)
+    [axes] = dict(pictures(rounds, clients, metric, report.ends))["over_rounds"].axes
+    assert axes.get_ylabel() == "test monitored metric"
+    assert [line.get_label() for line in axes.lines] == ["FedAvg (0.600)", "FedPer (0.700)"]
+    [budgets] = [table for table in report.tables if table.title.startswith("At a budget")]
+    assert [[entry.text for entry in row] for row in budgets.rows] == [
+        ["FedAvg", "after/test_accuracy/mean", "0.600"],
+        ["FedPer", "global/test_loss", "0.700"],
+    ]
+
+
 def test_a_round_that_was_not_measured_is_no_gap(sweep: Path) -> None:
     rounds = load_rounds(sweep)
     rounds.loc[rounds["round"] == 1, METRIC] = np.nan
