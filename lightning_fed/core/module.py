@@ -246,7 +246,7 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         if self.networks.frozen:  # before any draw that depends on the client
             self.networks.load(self.num_classes)
         self.build()
-        learn_in_float32(self)
+        learn_in_float32(self)  # what a method has added
         self.make_metrics()
         self.frozen_names = self.find_frozen()
         self._shared, self._private = frozenset(self.shared_names()), frozenset(self.private_names())

@@ -13,7 +13,7 @@ from lightning_fed.models.backbone import Backbone
 from lightning_fed.models.factory import name_of
 from lightning_fed.models.pretrained import backbone_of
 from lightning_fed.models.transformer import Transformer
-from lightning_fed.nn.learn_in_float32 import return_half
+from lightning_fed.nn.learn_in_float32 import learn_in_float32
 
 Network = TypeVar("Network", bound=Backbone | Transformer)
 Module = TypeVar("Module", bound=nn.Module)
@@ -44,7 +44,7 @@ class FrozenBackbone(Generic[Network]):
             learning = self._learning_names(self._network)
             for name, parameter in self._network.named_parameters():
                 parameter.requires_grad_(name in learning)
-            return_half(self._network)
+            learn_in_float32(self._network)
             for layer in self._network.modules():
                 if isinstance(layer, _BatchNorm) and not any(p.requires_grad for p in layer.parameters()):
                     layer.is_frozen = True  # type: ignore[assignment]

@@ -11,6 +11,7 @@ from lightning_fed.models.adapters import Adapters
 from lightning_fed.models.backbone import Backbone, Backbones, Wrapped
 from lightning_fed.models.frozen import FrozenBackbone
 from lightning_fed.models.pretrained import backbone_of, with_weights
+from lightning_fed.nn.learn_in_float32 import learn_in_float32
 from lightning_fed.tensors import State
 
 
@@ -65,10 +66,13 @@ class Networks:
             num_classes: its outputs.
             place: index of the client's entry in ``factories`` and in the ranks.
         """
+        network: Backbone
         if self.adapters is None:
-            return backbone_of(given, num_classes)
-        network: Backbone = self.without_adapters(given, num_classes)
-        self.adapters.add_to(network, place=place)
+            network = backbone_of(given, num_classes)
+            learn_in_float32(network)  # before a method copies its values
+        else:
+            network = self.without_adapters(given, num_classes)
+            self.adapters.add_to(network, place=place)
         return network
 
     def without_adapters(self, given: Any, num_classes: int) -> Any:

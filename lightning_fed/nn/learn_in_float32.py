@@ -13,37 +13,29 @@ HALF = (torch.bfloat16, torch.float16)
 def learn_in_float32(network: nn.Module) -> None:
     """Convert trainable half-precision parameters to float32: most training steps are smaller than half the spacing of such
     numbers, and would be rounded away. Frozen parameters keep their precision, and their memory. Trainable layers convert their
-    inputs.
+    inputs and, except for heads, after which no frozen layer comes, their outputs back.
 
     Args:
-        network: changed in place; its parameters stay the same objects.
+        network: changed in place; its parameters stay the same objects. Which layers come after others follows from the order of
+            its modules.
     """
     widened = [p for p in network.parameters() if p.requires_grad and p.dtype in HALF]
     for parameter in widened:
         parameter.data = parameter.data.float()
     learning = {id(p) for p in widened}
-    layers = [layer for layer in network.modules() if not learning.isdisjoint(map(id, layer.parameters(recurse=False)))]
-    for layer in layers:
-        for name, buffer in layer.named_buffers(recurse=False):  # statistics of norms
-            if buffer.dtype in HALF:
-                setattr(layer, name, buffer.float())
-        if any(p.dtype in HALF for p in network.parameters()):
-            layer.register_forward_pre_hook(as_its_weights)
-
-
-def return_half(network: nn.Module) -> None:
-    """Let trainable half-precision layers convert their outputs back after :func:`learn_in_float32`, for the frozen layers after
-    them. Heads, after which none comes, keep float32.
-
-    Args:
-        network: a single one; which layers come after others follows from the order of its modules.
-    """
-    half: torch.dtype | None = None  # of the frozen layers after the one at hand
+    has_half = any(p.dtype in HALF for p in network.parameters())
+    half: torch.dtype | None = None  # of the layers after the one at hand
     for layer in reversed([*network.modules()]):
-        own = [p for p in layer.parameters(recurse=False) if p.dtype in HALF]
-        if half is not None and any(p.requires_grad for p in own):
-            layer.register_forward_hook(partial(as_the_rest, half))
-        half = next((p.dtype for p in own if not p.requires_grad), half)
+        own = [*layer.parameters(recurse=False)]
+        if not learning.isdisjoint(map(id, own)):
+            for name, buffer in layer.named_buffers(recurse=False):  # statistics of norms
+                if buffer.dtype in HALF:
+                    setattr(layer, name, buffer.float())
+            if has_half:
+                layer.register_forward_pre_hook(as_its_weights)
+            if half is not None:
+                layer.register_forward_hook(partial(as_the_rest, half))
+        half = next((p.dtype for p in own if p.dtype in HALF), half)
 
 
 def as_its_weights(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

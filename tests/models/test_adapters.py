@@ -32,7 +32,7 @@ from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines import Engine, InProcess, Processes
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
-from lightning_fed.methods import FedAvg, FedBN, HOMLoRA, Standalone
+from lightning_fed.methods import MOON, SCAFFOLD, FedALA, FedAMP, FedAvg, FedBN, FedDyn, FedKD, HOMLoRA, Standalone
 from lightning_fed.models import CNN1, Adapters, TextTransformer, TransformerClassifier
 from lightning_fed.models.adapters import COMMON, adapter_names
 from lightning_fed.testing import Check, checks_of
@@ -188,6 +188,15 @@ def test_adapters_of_a_network_in_half_precision_learn_in_single() -> None:
     types = {name: tensor.dtype for name, tensor in module.state_dict().items()}
     assert all(types[name] == (torch.bfloat16 if name in module.frozen_names else torch.float32) for name in types)
     new_federation(1).fit(module, new_texts(2, 60))
+
+
+@pytest.mark.parametrize("adapters", [Adapters(r=2), None], ids=["adapters", "whole"])
+@pytest.mark.parametrize("method", [FedALA, FedAMP, FedDyn, FedKD, MOON, SCAFFOLD])
+def test_what_a_method_keeps_of_a_network_in_half_precision_is_single(method: Any, adapters: Adapters | None) -> None:
+    module = method(lambda classes: still_transformer(classes).to(torch.bfloat16), CLASSES, adapters=adapters)
+    module.configure_model()
+    kept = {name: buffer.dtype for name, buffer in module.named_buffers() if not name.startswith(("backbone.", "shared."))}
+    assert {dtype for dtype in kept.values() if dtype.is_floating_point} == {torch.float32}
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "64-true"])
