@@ -105,6 +105,8 @@ def test_of_a_cell_the_newest_run_counts_and_what_the_sweep_no_longer_plays_does
     del content["methods"]["Standalone"]
     (sweep / "sweep.yaml").write_text(yaml.safe_dump(content))
     assert load_runs(sweep)["last"].tolist() == [0.1]
+    with pytest.raises(FederationError, match=r"No run below sweep/Standalone is one of its sweep: .* the sweep no longer has them"):
+        load_runs(sweep / "Standalone")
 
 
 def test_runs_that_differ_in_what_was_not_to_vary_are_refused_by_the_key() -> None:
