@@ -42,6 +42,7 @@ class OneClient(FederatedDataModule):
             continue_epochs=data.continue_epochs,
             seed=data.seed,
         )
+        self.given = data
         self._own = data.client(place)
         self._own.info = replace(self._own.info, id=id)
         self.num_classes = data.num_classes
@@ -134,7 +135,8 @@ class Site:
         self._worker = spec.worker()
         self._frozen = frozen_checksum(self._worker.template)
         refuse_unknown_tokens(self._worker.template, spec.data.client(client))
-        check_generation(self._worker.template, spec.data)
+        assert isinstance(spec.data, OneClient)
+        check_generation(self._worker.template, spec.data.given)
         refuse_single_examples(self._worker.template, spec.data, [self.info], spec.seed)
 
     def answer(self, message: bytes) -> bytes:

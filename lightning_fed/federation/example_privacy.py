@@ -21,6 +21,9 @@ from lightning_fed.privacy.example_dp import ExampleMechanism
 
 CHOOSE = "choose a method such as FedAvg, FedPer or Ditto."
 
+EXAMPLES = "examples"
+"""What is private, in the identity of a run; that of client-level privacy does not say."""
+
 
 def protect_examples(
     model: FederatedModule,
@@ -49,11 +52,13 @@ def protect_examples(
     mechanism = privacy.mechanism(clients, data.batch_size, steps, settings.seed)
     before = json.loads(str(continued.get("privacy", "{}"))) if continued else {}
     require(
-        privacy.epsilon is None or before.get("epsilon") != privacy.epsilon or before["multipliers"] == mechanism.multipliers,
+        privacy.epsilon is None
+        or (before.get("kind"), before.get("epsilon")) != (EXAMPLES, privacy.epsilon)
+        or before["multipliers"] == mechanism.multipliers,
         f"The run's noise was chosen for another number of rounds than {settings.rounds}: continue with as many rounds as it was "
         "begun with, or start a new run.",
     )
-    block = asdict(privacy) | {"multipliers": mechanism.multipliers, "kind": "examples"}
+    block = asdict(privacy) | {"multipliers": mechanism.multipliers, "kind": EXAMPLES}
     identity["privacy"] = json.dumps(block, sort_keys=True)
     return mechanism
 

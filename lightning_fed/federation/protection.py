@@ -135,7 +135,10 @@ def protect(
     mechanism = privacy.mechanism(clients, rate, settings.rounds, noise)
     before = json.loads(str(continued.get("privacy", "{}"))) if continued else {}
     require(
-        privacy.epsilon is None or before.get("epsilon") != privacy.epsilon or before["noise_multiplier"] == mechanism.multiplier,
+        privacy.epsilon is None
+        or "kind" in before  # of examples
+        or before.get("epsilon") != privacy.epsilon
+        or before["noise_multiplier"] == mechanism.multiplier,
         f"The run had z = {before.get('noise_multiplier')}, and {settings.rounds} rounds need {mechanism.multiplier} for ε = "
         f"{privacy.epsilon}: continue with as many rounds as it was begun with, or start a new run.",
     )

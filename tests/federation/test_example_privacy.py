@@ -34,7 +34,7 @@ from lightning_fed.engines import Processes
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedRep
-from lightning_fed.privacy import ExampleDP
+from lightning_fed.privacy import ClientDP, ExampleDP
 from lightning_fed.privacy.accounting import epsilon
 
 pytest.importorskip("dp_accounting")
@@ -43,7 +43,7 @@ model = partial(FedAvg, Net, CLASSES, momentum)
 dp = partial(ExampleDP, clip=0.5, delta=1e-3, noise_multiplier=1.0)
 
 
-def fit(privacy: ExampleDP | None, rounds: int = 3, method: Any = None, data: Any = None, **options: Any) -> Federation:
+def fit(privacy: ClientDP | ExampleDP | None, rounds: int = 3, method: Any = None, data: Any = None, **options: Any) -> Federation:
     federation = new_federation(rounds, privacy=privacy, **options)
     go_on = {"ckpt_path": "last"} if options.get("run_dir") else {}
     federation.fit(method or model(), data or new_data(4, 100), **go_on)
@@ -113,6 +113,14 @@ def test_more_rounds_need_more_noise_for_the_same_epsilon(tmp_path: Path) -> Non
     fit(target, 2, run_dir=tmp_path)
     with pytest.raises(FederationError, match="chosen for another number of rounds than 3"):
         fit(target, 3, run_dir=tmp_path)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_run_with_privacy_of_clients_does_not_continue_with_privacy_of_examples(first: int, tmp_path: Path) -> None:
+    kinds = [ClientDP(clip=1.0, delta=0.01, epsilon=5.0), dp(noise_multiplier=None, epsilon=5.0)]
+    fit(kinds[first], rounds=1, run_dir=tmp_path)
+    with pytest.raises(FederationError, match="was made with privacy = "):
+        fit(kinds[1 - first], rounds=1, run_dir=tmp_path)
 
 
 def test_methods_do_not_learn_which_labels_a_client_has() -> None:

@@ -15,7 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lightning_fed.core import flops
 from lightning_fed.core.flops import _count, _train
 from lightning_fed.data import Instructions
+from lightning_fed.deployment.site import OneClient, Site
+from lightning_fed.deployment.wire import VerbSettings
 from lightning_fed.engines import Processes
+from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import Ditto, FedAvg, HOMLoRA, PF2LoRA
 from lightning_fed.models import Adapters, CausalLM
@@ -179,6 +182,11 @@ def test_generation_in_vain_is_said_before_the_first_round(tmp_path: Path, capsy
         assert bool(re.search(said, capsys.readouterr().out)) == (ends is None)
     with pytest.raises(FederationError, match="learn=all trains on whole rows: set learn to answers"):
         fit(partial(tiny, generate_examples=1), learn="all")
+    data = new_data(tmp_path, learn="all")
+    data.setup()
+    spec = WorkerSpec(FedAvg(partial(tiny, generate_examples=1), 1), OneClient(data, 0, 0), new_trainer, 0)
+    with pytest.raises(FederationError, match="set learn to answers"):
+        Site(spec, 0, VerbSettings.of({}), tmp_path)
 
 
 @pytest.mark.parametrize("official", [False, True])
