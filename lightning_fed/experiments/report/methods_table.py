@@ -130,7 +130,8 @@ def _notes(comparison: Comparison, apart: Mapping[str, Estimate], theirs: Iterab
     if "selected" in shown:
         notes.append("Best on validation: at the round that is best on validation data.")
     if any(name.startswith("equal_") for name in shown):
-        notes.append("At equal cost: each run at the largest cost that every run of the setting reached.")
+        who = " that sends anything" if options.equal == "bytes" and not runs["bytes"].all() else ""
+        notes.append(f"At equal cost: each run at the largest cost that every run of the setting{who} reached.")
     if apart and len(runs) > len(comparison.methods):
         notes += [_paired(comparison), *_corrected(apart), "Bold: the best mean of a column and what is not separated from it."]
     equal = dict.fromkeys(runs["equal_partitions"]) if "equal_partitions" in runs else ()

@@ -274,5 +274,7 @@ def test_who_sends_nothing_has_no_part_in_equal_traffic() -> None:
     cheaper("runs/b/metrics.csv", "traffic/total_bytes", 0)
     runs = load_runs("runs", equal="bytes")
     assert runs[["equal_bytes", "equal_bytes_budget"]].to_numpy().tolist() == [[0.3, 300], [0.7, 300]]
+    notes = tables(runs, ReportOptions(equal="bytes"))[0].notes
+    assert "At equal cost: each run at the largest cost that every run of the setting that sends anything reached." in notes
     [alone] = tables(load_runs("runs/b", equal="bytes"), ReportOptions(equal="bytes"))
     assert alone.columns[1] == "at equal bytes sent (0 B) (%)"
