@@ -11,7 +11,7 @@ from lightning_fed.experiments.report.layout import BLANK, Column, Entry, Layout
 from lightning_fed.experiments.report.pairing import best_group
 from lightning_fed.experiments.report.runs import UNSEEN
 from lightning_fed.experiments.report.statistics import CONFIDENCE, Estimate, holm
-from lightning_fed.experiments.report.views import rough
+from lightning_fed.experiments.report.views import View, rough
 from lightning_fed.experiments.sweep.plan import Published, ReportOptions
 from lightning_fed.formatting import sized
 
@@ -122,6 +122,8 @@ def _notes(comparison: Comparison, apart: Mapping[str, Estimate], theirs: Iterab
     notes = [f"{what}: {_over(comparison)}."]
     lacking = [name for name in dict.fromkeys((options.baseline, *(options.room or ()))) if name and name not in comparison.methods]
     notes += [f"No run of {name} is finished here." for name in lacking]
+    if options.at not in shown:
+        notes.append(f"No run has come to a number for: {View(options.at).called}.")
     if options.at == "best":
         notes.append(
             "Best measured round: the round of each run was chosen by this metric on the test data, as in the numbers that it is "
