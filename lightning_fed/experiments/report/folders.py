@@ -101,9 +101,10 @@ def run_folders(folders: Iterable[Path | str], vary: Collection[str] = ()) -> li
     found = [_labelled(path, vary, sweeps) for folder in folders for path in _with_tables(Path(folder))]
     runs = [run for run in found if run is not None]
     if not runs:
-        raise FederationError(
-            f"No run below {', '.join(map(str, folders))}: give folders with metrics.csv and config.yaml in them."
-        )
+        why = ": give folders with metrics.csv and config.yaml in them"
+        if found:
+            why = " is one of its sweep: they have tried values that were not chosen, or the sweep no longer has them"
+        raise FederationError(f"No run below {', '.join(map(str, folders))}{why}.")
     _refuse_doubles(runs)
     _refuse_incomparable(runs, vary)
     _refuse_changed_data(runs)

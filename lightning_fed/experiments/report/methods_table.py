@@ -11,7 +11,7 @@ from lightning_fed.experiments.report.layout import BLANK, Column, Entry, Layout
 from lightning_fed.experiments.report.pairing import best_group
 from lightning_fed.experiments.report.runs import UNSEEN
 from lightning_fed.experiments.report.statistics import CONFIDENCE, Estimate, holm
-from lightning_fed.experiments.report.views import rough
+from lightning_fed.experiments.report.views import View, rough
 from lightning_fed.experiments.sweep.plan import Published, ReportOptions
 from lightning_fed.formatting import sized
 
@@ -122,6 +122,8 @@ def _notes(comparison: Comparison, apart: Mapping[str, Estimate], theirs: Iterab
     notes = [f"{what}: {_over(comparison)}."]
     lacking = [name for name in dict.fromkeys((options.baseline, *(options.room or ()))) if name and name not in comparison.methods]
     notes += [f"No run of {name} is finished here." for name in lacking]
+    if options.at not in shown:
+        notes.append(f"No run has come to a number for: {View(options.at).called}.")
     if options.at == "best":
         notes.append(
             "Best measured round: the round of each run was chosen by this metric on the test data, as in the numbers that it is "
@@ -130,7 +132,8 @@ def _notes(comparison: Comparison, apart: Mapping[str, Estimate], theirs: Iterab
     if "selected" in shown:
         notes.append("Best on validation: at the round that is best on validation data.")
     if any(name.startswith("equal_") for name in shown):
-        notes.append("At equal cost: each run at the largest cost that every run of the setting reached.")
+        who = " that sends anything" if options.equal == "bytes" and not runs["bytes"].all() else ""
+        notes.append(f"At equal cost: each run at the largest cost that every run of the setting{who} reached.")
     if apart and len(runs) > len(comparison.methods):
         notes += [_paired(comparison), *_corrected(apart), "Bold: the best mean of a column and what is not separated from it."]
     equal = dict.fromkeys(runs["equal_partitions"]) if "equal_partitions" in runs else ()

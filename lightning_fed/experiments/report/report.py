@@ -103,8 +103,8 @@ class Report:
 
     @property
     def ends(self) -> dict[tuple[str, str], float]:
-        """The reported value of each setting and method: the mean of its finished runs."""
-        return self._finished(self.runs).groupby(["setting", "method"])[self.view.at].mean().to_dict()
+        """The reported value of each setting and method, if there is one: the mean of its finished runs."""
+        return self._finished(self.runs).groupby(["setting", "method"])[self.view.at].mean().dropna().to_dict()
 
     def _of_one_metric(self, rounds: pd.DataFrame, clients: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, str]:
         """The data to draw and their column; if methods have different metrics, a column with each method's own, which has the name

@@ -11,7 +11,7 @@ import pandas as pd
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.renames import METRICS, hint
-from lightning_fed.experiments.report.files import read_clients, read_crossed, read_rounds
+from lightning_fed.experiments.report.files import AS_WRITTEN, read_clients, read_crossed, read_rounds
 from lightning_fed.experiments.report.folders import RunFolder, run_folders
 from lightning_fed.experiments.report.views import (
     COSTS,
@@ -100,7 +100,7 @@ def table_of(runs: Sequence[RunFolder], metric: str | None, target: float | None
 def read_runs(path: Path | str) -> pd.DataFrame:
     """The rows of :func:`load_runs` from the CSV file that they were written to."""
     texts = ("method", "setting", "epochs", "monitor", "equal_partitions", "made_with")
-    table = pd.read_csv(path, dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, ""))
+    table = pd.read_csv(path, **AS_WRITTEN | {"dtype": dict.fromkeys(texts, str)}).fillna(dict.fromkeys(texts, ""))
     if "partition" not in table:  # in files of earlier versions
         table.insert(table.columns.get_loc("seed"), "partition", table["seed"])
     return table

@@ -175,6 +175,12 @@ def test_curves_are_means_over_seeds_with_a_band_of_one_deviation(sweep: Path) -
     assert axes.get_ylabel() == "test accuracy (%)"
 
 
+def test_a_legend_has_the_last_round_where_there_are_too_few_for_a_mean(sweep: Path) -> None:
+    report = report_on([sweep], at="mean3")
+    [axes] = dict(pictures(report.rounds, report.clients, METRIC, report.ends))["over_rounds"].axes
+    assert "FedAvg (82.0)" in [line.get_label() for line in axes.lines]
+
+
 @pytest.mark.parametrize(("others", "means"), [([0.3, 0.5, 0.7, 0.9], [20.0, 40.0]), ([math.nan, math.nan, 0.7, 0.9], [])])
 def test_a_mean_is_over_all_seeds_also_where_runs_end_early(others: list[float], means: list[float]) -> None:
     for seed, accuracies in enumerate(([0.1, 0.3], others)):

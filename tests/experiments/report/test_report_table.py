@@ -281,6 +281,12 @@ def test_a_mean_over_rounds(sweep: Path) -> None:
         tables(load_runs(sweep), ReportOptions(at="mean3"))
 
 
+def test_a_mean_over_more_rounds_than_there_are_is_told(sweep: Path) -> None:
+    [layout] = tables(load_runs(sweep, at="mean3"), ReportOptions(at="mean3"))
+    assert layout.columns[1] == "last round (%)"
+    assert "No run has come to a number for: mean of the last 3 measured rounds." in layout.notes
+
+
 def test_at_equal_cost(sweep: Path) -> None:
     [layout] = tables(load_runs(sweep, equal="flops"), ReportOptions(equal="flops"))
     assert layout.columns[1:3] == ["at equal training FLOPs (2.00e3) (%)", "last round (%)"]

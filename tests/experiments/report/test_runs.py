@@ -105,6 +105,8 @@ def test_of_a_cell_the_newest_run_counts_and_what_the_sweep_no_longer_plays_does
     del content["methods"]["Standalone"]
     (sweep / "sweep.yaml").write_text(yaml.safe_dump(content))
     assert load_runs(sweep)["last"].tolist() == [0.1]
+    with pytest.raises(FederationError, match=r"No run below sweep/Standalone is one of its sweep: .* no longer has them"):
+        load_runs(sweep / "Standalone")
 
 
 def test_runs_that_differ_in_what_was_not_to_vary_are_refused_by_the_key() -> None:
@@ -200,11 +202,11 @@ def test_nothing_to_read() -> None:
 
 
 def test_a_csv_file_is_read_as_it_was_written() -> None:
-    write_sweep(Path("sweep"), {"FedAvg": [0.8, 1 / 3]})
+    write_sweep(Path("sweep"), {"None": [0.8, 1 / 3]})
     runs = load_runs("sweep")
     Path("runs.csv").write_text(as_csv(runs))
     assert as_csv(read_runs("runs.csv")) == as_csv(runs)
-    assert read_runs("runs.csv")["setting"].tolist() == ["", ""]
+    assert read_runs("runs.csv")[["method", "setting"]].to_numpy().tolist() == [["None", ""]] * 2
 
 
 def cheaper(path: str, cost: str, share: float) -> None:
@@ -272,5 +274,7 @@ def test_who_sends_nothing_has_no_part_in_equal_traffic() -> None:
     cheaper("runs/b/metrics.csv", "traffic/total_bytes", 0)
     runs = load_runs("runs", equal="bytes")
     assert runs[["equal_bytes", "equal_bytes_budget"]].to_numpy().tolist() == [[0.3, 300], [0.7, 300]]
+    notes = tables(runs, ReportOptions(equal="bytes"))[0].notes
+    assert "At equal cost: each run at the largest cost that every run of the setting that sends anything reached." in notes
     [alone] = tables(load_runs("runs/b", equal="bytes"), ReportOptions(equal="bytes"))
     assert alone.columns[1] == "at equal bytes sent (0 B) (%)"
