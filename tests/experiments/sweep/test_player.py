@@ -295,11 +295,13 @@ def test_a_fork_that_has_not_begun_is_also_asked_to_make_room() -> None:
     """What a signal finds while it takes over the process, when only runs that have begun handle it."""
     late = "import os, time\nos.setsid = lambda: (open('forked', 'w'), time.sleep(1))\n"
     Path("server.py").write_text(late + FORK_SERVER)
-    cell = job(0, "makes room")
+    cell, ended = job(0, "makes room"), threading.Event()
     when(Path("forked").absolute().is_file, lambda: os.kill(os.getpid(), signal.SIGUSR1))
-    when(lambda: says(cell, "waiting"), lambda: (time.sleep(3), (cell.folder.path / "go").touch()))
+    unasked = when(lambda: ended.is_set() or says(cell, "waiting"), lambda: ended.wait(3) or (cell.folder.path / "go").touch())
     with pytest.raises(Preempted), ForkServer(3) as server:
         played([cell], 1, server)
+    ended.set()
+    unasked.join()
     assert calls(cell) == []
 
 
