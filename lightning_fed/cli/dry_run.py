@@ -10,12 +10,17 @@ from jsonargparse import ArgumentError
 
 from lightning_fed.cli.fit import FederationCLI
 from lightning_fed.cli.refusals import shorten
+from lightning_fed.data.federated import FederatedDataModule
 from lightning_fed.engines.silence import quieter
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.settings import Settings, flat, read_json
 
 REPORTS = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel", "transformers.integrations.tensor_parallel")
 """Loggers of reports about a loaded network. The last two are only silent if the first one is, in some versions."""
+
+
+LoadedData = dict[str, FederatedDataModule]
+"""The data of one check, by their configuration."""
 
 
 class ParseOnly(FederationCLI):
@@ -34,7 +39,9 @@ def read(name: str, args: Sequence[str]) -> Settings:
         return flat(ParseOnly(args).dumped())
 
 
-def check_start(name: str, args: Sequence[str], tuned: bool = False, played: Path | None = None) -> Settings:
+def check_start(
+    name: str, args: Sequence[str], tuned: bool = False, played: Path | None = None, loaded: LoadedData | None = None
+) -> Settings:
     """The configuration of a command line, after building its objects. Raises :class:`FederationError` with its name.
 
     Args:
@@ -42,14 +49,20 @@ def check_start(name: str, args: Sequence[str], tuned: bool = False, played: Pat
         args: the command line.
         tuned: the run tries a value, which needs validation data.
         played: folder of the finished run of this command line, whose data must be the same.
+        loaded: data of the last check, which are used if this one's are configured alike, and replaced by them otherwise.
     """
     before = played and read_json(played / "run.json").get("data")  # earlier versions did not write it
+    known = {} if loaded is None else loaded
 
     def do(cli: FederationCLI) -> None:
-        cli.federation.dry_run(cli.model, cli.datamodule)
-        if tuned and not any(client.num_val for client in cli.datamodule.clients):
+        key = repr(cli.config_dump["data"])
+        data = known.get(key, cli.datamodule)
+        known.clear()  # data sets can be large
+        known[key] = data
+        cli.federation.dry_run(cli.model, data)
+        if tuned and not any(client.num_val for client in data.clients):
             raise FederationError("tune chooses on validation data, of which no client has any: set the data's val_share.")
-        if played and before and before != (now := cli.datamodule.fingerprint()):
+        if played and before and before != (now := data.fingerprint()):
             raise FederationError(
                 f"It was run with other data (checksum {before}, now {now}): give the sweep another folder, or "
                 f"remove {played.parent}."

@@ -228,10 +228,11 @@ def checked(sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool =
     to_build = {first[kind] for name, kind in kinds.items() if build and name not in finished}
     failed = set[tuple[str, str]]()
     with console.status("Checking the runs…"), each_line_once():  # messages about data are the same for each method
-        from lightning_fed.cli.dry_run import check_start, read  # loads torch
+        from lightning_fed.cli.dry_run import LoadedData, check_start, read  # loads torch
         from lightning_fed.storage.run_folder import refuse_run_dir
 
         refuse_run_dir(sweep.folder)
+        data = LoadedData()
         frozen = gc.get_freeze_count()
         gc.freeze()  # collecting looks at what the checks make alone: it takes milliseconds
         for cell in cells:
@@ -242,7 +243,7 @@ def checked(sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool =
             failed.add(kind)  # unless it parses
             try:
                 if cell.name in to_build and cell.name not in finished:
-                    known[kind] = check_start(cell.name, args, tuned=bool(cell.value))
+                    known[kind] = check_start(cell.name, args, tuned=bool(cell.value), loaded=data)
                 elif kind not in known:
                     known[kind] = read(cell.name, args)
                 failed.remove(kind)
@@ -250,7 +251,7 @@ def checked(sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool =
                 if folder.run is not None:
                     refuse_other(folder, folder.run, known[kind] | seeds)
                 if cell.name in to_build and cell.name in finished:
-                    check_start(cell.name, args, tuned=bool(cell.value), played=folder.run)
+                    check_start(cell.name, args, tuned=bool(cell.value), played=folder.run, loaded=data)
                 jobs.append(CellJob(cell, folder, args, known[kind]["federation.rounds"], sweep.threads))
             except FederationError as error:
                 wrong.setdefault(str(error).removeprefix(f"{cell.name}: "), []).append(cell.name)

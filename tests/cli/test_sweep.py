@@ -24,7 +24,7 @@ from tiny_files import write_idx
 from lightning_fed.__main__ import main
 from lightning_fed.cli import dry_run
 from lightning_fed.cli.dry_run import check_start, errors_of, read
-from lightning_fed.data import IID, InMemory
+from lightning_fed.data import IID, Digits, InMemory
 from lightning_fed.experiments.report import load_clients, load_runs
 from lightning_fed.experiments.sweep import processes
 from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
@@ -217,6 +217,13 @@ def test_a_dry_run_prints_commands_and_plays_nothing(monkeypatch: pytest.MonkeyP
     assert capsys.readouterr().out.count(" --seed_everything=1 --data.init_args.partition_seed=4 ") == 2
     assert len(tried) == 4 + 2
     assert not Path("played").exists()
+
+
+def test_data_that_are_configured_alike_are_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = []
+    monkeypatch.setattr(Digits, "load", lambda data, load=Digits.load: loads.append(data) or load(data))
+    sweep("--dry_run", grid={"data.init_args.partition.init_args.alpha": [0.1, 5]}, seeds=[3])
+    assert len(loads) == 2
 
 
 def test_a_run_that_fails_is_named_and_the_exit_code_says_so(
