@@ -15,6 +15,7 @@ LEFT_BY_LIBRARIES = {
     *("PL_GLOBAL_SEED", "PL_SEED_WORKERS"),  # by the seed_everything of Lightning's command line
     *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),  # by the import of scikit-learn
     "RAY_CLIENT_MODE",  # by the import of Ray
+    "CUDA_DEVICE_ORDER",  # by Lightning on a machine with a GPU
 }
 
 

@@ -22,6 +22,8 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Result
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
+from lightning_fed.core.client_modules import frozen_parameters
+
 TrainerFactory = Callable[..., L.Trainer]
 """Builds a client's Trainer from keyword arguments; ``L.Trainer`` is one."""
 
@@ -49,13 +51,13 @@ def turn_trainer(new_trainer: TrainerFactory, **options: Any) -> L.Trainer:
 
 
 def take_back(strategy: Strategy) -> None:
-    """Move what is trained to the CPU after a fit or an evaluation. Frozen tensors stay on their device: later turns share them,
-    and they may be large.
+    """Move what clients have of their own to the CPU after a fit or an evaluation, also what the last phase did not train. Frozen
+    tensors of all stay on their device: later turns share them, and they may be large.
     """
     module = strategy.lightning_module
     if strategy.root_device.type == "cpu" or module is None:
         return
-    frozen = {id(parameter) for parameter in module.parameters() if not parameter.requires_grad}
+    frozen = {id(parameter) for parameter in frozen_parameters(module).values()}
     module._apply(lambda tensor: tensor if id(tensor) in frozen else tensor.cpu())
     for part in module.modules():
         if isinstance(part, _DeviceDtypeModuleMixin):

@@ -26,14 +26,14 @@ def spectral_rank(values: Tensor, share: float = 0.9) -> int:
 
 def effective_rank(b: Tensor, a: Tensor, share: float = 0.9) -> int:
     """The :func:`spectral_rank` of a product BA, without forming it: with :math:`B = QR` and :math:`A^T = Q'R'` its singular
-    values are those of the small :math:`R R'^T`.
+    values are those of the small :math:`R R'^T`. Computed on the CPU: one factor may be frozen and on another device.
 
     Args:
         b: ``(m, r)``.
         a: ``(r, n)``.
         share: see :func:`spectral_rank`.
     """
-    left, right = (torch.linalg.qr(factor.double(), mode="r").R for factor in (b, a.T))
+    left, right = (torch.linalg.qr(factor.cpu().double(), mode="r").R for factor in (b, a.T))
     return spectral_rank(torch.linalg.svdvals(left @ right.T), share)
 
 

@@ -162,15 +162,17 @@ def test_what_an_earlier_turn_could_leave_something_in_is_built_anew(block: dict
 
 
 def test_what_is_frozen_stays_on_its_device() -> None:
+    """What the last phase did not train is not frozen: the next turn loads it."""
     module = Plain()
     module.frozen = nn.Linear(4, 2, device="meta").requires_grad_(False)  # from where nothing can be moved
+    module.frozen_names, module._shared, module._private = {"frozen.weight", "frozen.bias"}, set(), set()
     module._device = torch.device("meta")
     strategy = SingleDeviceStrategy("meta")
     strategy._lightning_module = module
     take_back(strategy)
     assert [parameter.device.type for parameter in module.parameters()] == ["cpu", "cpu", "meta", "meta"]
     assert module.device.type == "cpu"
-    module.frozen.requires_grad_()
+    module._private.add("frozen.bias")
     with pytest.raises(NotImplementedError, match="meta"):
         take_back(strategy)
 
