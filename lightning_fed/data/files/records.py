@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_fed.data.files.columns import FILE, PARQUET, names_of, read_parquet
-from lightning_fed.data.files.table import ROLES, find_files, is_hidden
+from lightning_fed.data.files.table import ROLES, find_files
 from lightning_fed.data.hub import load_from_hub
 from lightning_fed.data.lines import COMPRESSED, GZIP
+from lightning_fed.data.paths import is_hidden
 from lightning_fed.data.split import TEST
 from lightning_fed.errors import FederationError, require
 
@@ -45,9 +46,7 @@ def read_records(path: str, role: str | None = None, config: str | None = None) 
         yield from _of_hub(path, role, config)
         return
     require(config is None, f"Got config={config!r}, which only datasets of the hub have, and {path} is none: leave it out.")
-    names = names_of(found)
-    for file, name in zip(found, names, strict=True):
-        require(names.count(name) == 1, f"{file} and another file of {path} have the same name {name}: rename one, or take it out.")
+    for file, name in zip(found, names_of(found), strict=True):
         for number, fields in enumerate(_of_file(file), start=1):
             where = f"{file}, record {number},"
             require(isinstance(fields, Mapping), f"{where} is {str(fields)[:60]!r}, expected an object with names.")
