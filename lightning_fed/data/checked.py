@@ -118,11 +118,12 @@ def check_labels(name: str, num_classes: int, num_images: int, labels: Tensor) -
     )
 
 
-def refuse_no_numbers(inputs: Inputs) -> None:
+def refuse_no_numbers(inputs: Inputs, what: str = "the data") -> None:
     """Refuse inputs with NaN or infinity, which would look like diverged training.
 
     Args:
         inputs: inputs of all examples. Lazy inputs are not checked, and masks may contain infinity.
+        what: name of the data, for errors.
     """
     if isinstance(inputs, LazyInputs):
         return
@@ -134,7 +135,7 @@ def refuse_no_numbers(inputs: Inputs) -> None:
         if wrong.any():
             row = int(wrong.any(1).int().argmax())
             raise FederationError(
-                f"Example {row} of the data has {rows[row][wrong[row]][0].item()} in its {name}: expected numbers; leave it out, "
+                f"Example {row} of {what} has {rows[row][wrong[row]][0].item()} in its {name}: expected numbers; leave it out, "
                 "or replace what is missing."
             )
 

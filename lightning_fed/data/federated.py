@@ -374,8 +374,15 @@ class FederatedDataModule(L.LightningDataModule):
         assert isinstance(self.public, FederatedDataModule)
         self.public.prepare_data()
         name = type(self.public).__name__
+        require(
+            self._given is None,
+            f"{name} cannot be public data for these clients, whose inputs were changed after they were read, for example "
+            "standardized: take a share of the clients' own data (public: {share: 0.1}).",
+        )
         inputs, *_ = checked_pools(self.public.load(), name)
-        return as_of_clients(inputs, own, name)
+        inputs = as_of_clients(inputs, own, name)
+        refuse_no_numbers(inputs, f"the public {name}")
+        return inputs
 
     def _divided(self, groups: NDArray[np.int64], num_train: int, owned: NDArray[np.int64]) -> list[Split]:
         """Divide the examples among the clients.

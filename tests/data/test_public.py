@@ -10,7 +10,7 @@ from tiny_files import write_arrays
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from lightning_fed.data import IID, ByColumn, ClassesPerClient, Digits, FederatedDataModule, InMemory, PublicShare
+from lightning_fed.data import IID, ByColumn, ClassesPerClient, CSVFiles, Digits, FederatedDataModule, InMemory, PublicShare
 from lightning_fed.errors import FederationError
 
 LABELS = torch.arange(200) % 4
@@ -146,6 +146,20 @@ def test_texts_stay_texts_without_their_targets() -> None:
 def test_what_cannot_be_made_alike_is_refused(public: Any, complaint: str) -> None:
     with pytest.raises(FederationError, match=complaint):
         with_public(images(), public).setup()
+
+
+def test_other_rows_of_numbers_have_no_scale_and_no_gaps(tmp_path: Any) -> None:
+    for name, numbers in (("own", range(40)), ("other", range(40, 60))):
+        (tmp_path / f"{name}.csv").write_text("a,b\n" + "".join(f"{k},{k % 2}\n" for k in numbers))
+    paths = str(tmp_path / "own.csv"), str(tmp_path / "other.csv")
+    options: dict[str, Any] = {"target": "b", "num_clients": 2}
+    plain = CSVFiles(paths[0], **options, public=CSVFiles(paths[1], target="b"))
+    assert public_inputs(plain).flatten().tolist() == list(range(40, 60))
+    with pytest.raises(FederationError, match=r"CSVFiles cannot be public data for these clients, whose inputs were changed"):
+        CSVFiles(paths[0], **options, standardize="client", public=CSVFiles(paths[1], target="b")).setup()
+    gap = torch.full((4, 1), torch.nan)
+    with pytest.raises(FederationError, match=r"Example 0 of the public InMemory has nan in its input: expected numbers"):
+        CSVFiles(paths[0], **options, public=InMemory(gap, LABELS[:4], 4)).setup()
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, 1e-9])

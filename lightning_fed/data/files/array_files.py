@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fed.data.checked import as_tensor
+from lightning_fed.data.files.columns import FILE, names_of
 from lightning_fed.data.files.table import Table, TableData, sets_of
 from lightning_fed.data.vision.images import resize
 from lightning_fed.errors import FederationError, one_line, require
@@ -25,8 +26,8 @@ class ArrayFiles(TableData):
     (``.pt``).
 
     Sets may be separate arrays: ``train_images`` and ``train_labels``, optionally ``val_…`` and ``test_…``, as in MedMNIST's files.
-    Every other array with a value per example is a column. So is ``file``, the name of an example's file without its suffix: with
-    ``client: file`` each file is a client.
+    Every other array with a value per example is a column. So is ``file``, the name of an example's file, see
+    :data:`.columns.FILE`: with ``client: file`` each file is a client.
 
     Args:
         path: a file, or a folder with ``.npz``, ``.pt`` or ``.pth`` files.
@@ -62,8 +63,8 @@ class ArrayFiles(TableData):
     def read(self) -> Table:
         files, sets = sets_of(self.path, self.test_path, ENDINGS)
         tables = [
-            self._table_of(file, arrays, prefix, "train" if sets is None else sets[place])
-            for place, file in enumerate(files)
+            self._table_of(file, called, arrays, prefix, of_set)
+            for file, called, of_set in zip(files, names_of(files, sets), sets or ["train"] * len(files), strict=True)
             for arrays in [load_arrays(file)]
             for prefix in self._prefixes(file, arrays)
         ]
@@ -99,7 +100,9 @@ class ArrayFiles(TableData):
         )
         return found[:1] if found[0] == "" else found
 
-    def _table_of(self, file: Path, arrays: Mapping[str, NDArray[Any]], prefix: str, of_file: str) -> dict[str, NDArray[Any]]:
+    def _table_of(
+        self, file: Path, called: str, arrays: Mapping[str, NDArray[Any]], prefix: str, of_file: str
+    ) -> dict[str, NDArray[Any]]:
         """The arrays of a set that have a value per example."""
         given = arrays[f"{prefix}{self.input}"]
         require(given.ndim > 0, f"{file} has a single number as {prefix}{self.input}: give a row per example.")
@@ -119,11 +122,11 @@ class ArrayFiles(TableData):
         require(kind.kind in "buifUS", f"{file} has {prefix}{self.target} of {kind}: give classes, as names or numbers.")
         columns = {name: values.reshape(size) for name, values in table.items() if name != self.input and values.size == size}
         of_set = prefix.removesuffix("_") or of_file
-        return columns | {self.input: table[self.input], "file": np.full(size, file.stem), "set": np.full(size, of_set)}
+        return columns | {self.input: table[self.input], FILE: np.full(size, called), "set": np.full(size, of_set)}
 
 
 def _file(table: Mapping[str, NDArray[Any]]) -> str:
-    return str(table["file"][0]) if len(table["file"]) else "an empty file"
+    return str(table[FILE][0]) if len(table[FILE]) else "an empty file"
 
 
 def load_arrays(file: Path) -> dict[str, NDArray[Any]]:

@@ -1,6 +1,7 @@
 """Columns of CSV, TSV and Parquet files as text, and the location of each row, for errors."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -90,14 +91,24 @@ def place_of(row: int, files: list[Path], lines: Callable[[Path], Lines]) -> str
 
 
 def names_of(files: Sequence[Path], sets: Sequence[str] | None = None) -> list[str]:
-    """The name of each file, see :data:`FILE`."""
-    files = [*map(unpacked, files)]
-    known = list(zip(sets or [""] * len(files), (file.stem for file in files), strict=True))
-    root = os.path.commonpath([file.parent for file in files])
-    return [
-        file.stem if known.count(of_set) == 1 else str(file.with_suffix("").relative_to(root))
-        for file, of_set in zip(files, known, strict=True)
+    """The name of each file, see :data:`FILE`.
+
+    Raises:
+        FederationError: for files of a set that differ in their suffix alone: both may hold the same examples.
+    """
+    sets = sets or [""] * len(files)
+    plain = [*map(unpacked, files)]
+    stems = Counter(zip(sets, (file.stem for file in plain), strict=True))
+    root = os.path.commonpath([file.parent for file in plain])
+    names = [
+        file.stem if stems[of_set, file.stem] == 1 else str(file.with_suffix("").relative_to(root))
+        for file, of_set in zip(plain, sets, strict=True)
     ]
+    found: dict[tuple[str, str], Path] = {}
+    for file, key in zip(files, zip(sets, names, strict=True), strict=True):
+        other = found.setdefault(key, file)
+        require(other is file, f"{other} and {file} have the same name {key[1]}: rename one, or take it out.")
+    return names
 
 
 def class_targets(values: NDArray[Any]) -> NDArray[Any]:

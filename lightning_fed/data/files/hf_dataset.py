@@ -15,7 +15,7 @@ from lightning_fed.data.files.table import ROLES, Table, TableData
 from lightning_fed.data.hub import load_from_hub, optional, quiet_datasets
 from lightning_fed.data.split import TRAIN
 from lightning_fed.data.text.classification import load_tokenizer, tokenised
-from lightning_fed.data.vision.decode import IMAGENET_MEAN, IMAGENET_STD, LazyImages
+from lightning_fed.data.vision.decode import IMAGENET_MEAN, IMAGENET_STD, LazyImages, image_errors
 from lightning_fed.errors import FederationError, one_line, require
 from lightning_fed.options import PositiveInt, require_from
 
@@ -38,12 +38,16 @@ class DatasetImages(LazyImages):
 
     def checksum(self, start: int = 0) -> int:
         """Of the number of bytes of each image, as it is stored."""
-        start, compute = crc32(str(self.size).encode(), start), optional("pyarrow.compute", "hub")
+        start, compute, before = crc32(str(self.size).encode(), start), optional("pyarrow.compute", "hub"), 0
         for part in self.table.with_format("arrow").iter(SOME):
             images = part.column(0).combine_chunks()
             sizes = compute.binary_length(images.field("bytes")).to_pylist()
             paths = images.field("path").to_pylist()  # images without bytes stayed in their files
-            bytes_of = [Path(path).stat().st_size if size is None else size for size, path in zip(sizes, paths, strict=True)]
+            bytes_of = []
+            for row, (size, path) in enumerate(zip(sizes, paths, strict=True), start=before):
+                with image_errors(f"the image {self.place(row)}"):
+                    bytes_of.append(Path(path).stat().st_size if size is None else size)
+            before += len(sizes)
             start = crc32(str(bytes_of).encode(), start)
         return start
 
@@ -103,7 +107,12 @@ class HFDataset(TableData):
     def read(self) -> Table:
         found = self._sets()
         with quiet_datasets() as datasets:
-            rows = datasets.concatenate_datasets(list(found.values()))
+            try:
+                rows = datasets.concatenate_datasets(list(found.values()))
+            except ValueError as error:
+                raise FederationError(
+                    f"The sets {', '.join(found)} of {self.path} have different columns ({one_line(error)}): give them the same."
+                ) from error
             lacking = [name for name in (*self.input, self.target) if name not in rows.features]
             require(
                 not lacking,
@@ -183,7 +192,7 @@ class HFDataset(TableData):
             return tokenised(texts, load_tokenizer(str(self.tokenizer)), self.max_length)
         try:
             columns = [np.array(rows.with_format("numpy")[name][:]) for name in self.input]
-            numbers = np.stack(columns, axis=1) if len(columns) > 1 else columns[0]
+            numbers = columns[0] if len(columns) == 1 and columns[0].ndim > 1 else np.stack(columns, axis=1)
             return as_tensor(numbers.astype(np.float32 if numbers.dtype.kind != "f" else numbers.dtype))
         except (TypeError, ValueError) as error:
             raise FederationError(

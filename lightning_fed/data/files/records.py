@@ -45,9 +45,7 @@ def read_records(path: str, role: str | None = None, config: str | None = None) 
         yield from _of_hub(path, role, config)
         return
     require(config is None, f"Got config={config!r}, which only datasets of the hub have, and {path} is none: leave it out.")
-    names = names_of(found)
-    for file, name in zip(found, names, strict=True):
-        require(names.count(name) == 1, f"{file} and another file of {path} have the same name {name}: rename one, or take it out.")
+    for file, name in zip(found, names_of(found), strict=True):
         for number, fields in enumerate(_of_file(file), start=1):
             where = f"{file}, record {number},"
             require(isinstance(fields, Mapping), f"{where} is {str(fields)[:60]!r}, expected an object with names.")

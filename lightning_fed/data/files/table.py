@@ -161,6 +161,8 @@ class TableData(FederatedDataModule):
             require(
                 rows[0] == rows[1], f"{type(self).__name__} has {rows[0]} inputs and {rows[1]} targets: give one target per input."
             )
+            if table.targets.dtype == object and None in (values := table.targets.tolist()):
+                raise FederationError(f"{MISSING} {values.index(None)}: give one per example, or leave it out.")
             sets = table.sets
             if self.split_column is not None:
                 sets = pick_column(type(self).__name__, table.columns, self.split_column)
@@ -218,11 +220,6 @@ def numbered(targets: NDArray[Any]) -> tuple[NDArray[np.int64], list[str] | None
     Args:
         targets: strings or integers, shape (N,).
     """
-    if targets.dtype == object:
-        values = targets.tolist()
-        require(
-            None not in values, f"{MISSING} {values.index(None) if None in values else ''}: give one per example, or leave it out."
-        )
     if targets.dtype.kind == "f" and not (finite := np.isfinite(targets)).all():
         raise FederationError(
             f"{MISSING} {int(np.argmin(finite))}, which has {targets[np.argmin(finite)]}: give a class, or leave it out."

@@ -13,6 +13,7 @@ from torchmetrics.functional.text import squad
 
 from lightning_fed.data.batches import EXAMPLE, TARGETS
 from lightning_fed.data.federated import FederatedDataModule, Pools, pools_of
+from lightning_fed.data.files.table import refuse_shared
 from lightning_fed.data.lines import existing
 from lightning_fed.data.text.classification import CHUNK, concatenated, load_tokenizer
 from lightning_fed.errors import FederationError, one_line, require
@@ -210,10 +211,10 @@ class QuestionFiles(QuestionAnswering):
         self.test_path = test_path
 
     def questions(self) -> tuple[list[Question], list[Question]]:
-        return self._read(self.path), [] if self.test_path is None else self._read(self.test_path)
-
-    def _read(self, file: str) -> list[Question]:
-        return read_questions(existing(file, "check --data.init_args.path and test_path"))
+        remedy = "check --data.init_args.path and test_path"
+        files = [existing(path, remedy) for path in (self.path, self.test_path) if path is not None]
+        refuse_shared(files[:1], files[1:])
+        return read_questions(files[0]), [question for file in files[1:] for question in read_questions(file)]
 
 
 def says_something(answer: str) -> bool:

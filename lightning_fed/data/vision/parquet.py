@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fed.data.files.table import is_hidden
 from lightning_fed.data.hub import load_from_hub, optional
 from lightning_fed.data.vision.decode import image_errors, in_colour
 from lightning_fed.errors import FederationError, one_line, require
@@ -25,10 +26,13 @@ Names = list[str] | None
 
 
 def find(root: str) -> dict[str, list[str]]:
-    """All Parquet files under a folder, by the set in their names; empty unless both sets are there."""
-    files = sorted(Path(root).expanduser().rglob("*.parquet"))
-    found = {part: [str(file) for file in files if part in file.name.lower()] for part in ("train", "test")}
-    return found if all(found.values()) else {}
+    """All Parquet files under a folder that are not hidden, by the set in their names; empty unless both sets are there."""
+    folder = Path(root).expanduser()
+    files = [file for file in sorted(folder.rglob("*.parquet")) if not is_hidden(file, folder)]
+    found = {part: [file for file in files if part in file.name.lower()] for part in ("train", "test")}
+    both = next((file for file in found["train"] if file in found["test"]), None)
+    require(both is None, f"{both} has train and test in its name (as latest has), so its set is unknown: rename it.")
+    return {part: [*map(str, of_part)] for part, of_part in found.items()} if all(found.values()) else {}
 
 
 def from_files(files: dict[str, list[str]], label_columns: tuple[str, ...]) -> tuple[Examples, Examples, Names]:

@@ -12,7 +12,7 @@ import torch
 from tiny_files import CLASS_NAMES, USERS, rows, write_arrays, write_csv
 from torch import nn
 
-from lightning_fed.data import IID, ArrayFiles, CSVFiles, FederatedDataModule, InMemory, TextFiles
+from lightning_fed.data import IID, ArrayFiles, CSVFiles, FederatedDataModule, InMemory, TableData, TextFiles
 from lightning_fed.data.checked import as_tensor
 from lightning_fed.errors import FederationError
 from tests.tiny_texts import save_tokenizer
@@ -169,6 +169,25 @@ def test_one_file_of_arrays_per_client() -> None:
     inputs, _ = everything(data)
     assert inputs.dtype == torch.float32
     assert inputs[:, 0].tolist() == [6.0] * 12 + [10.0] * 20
+
+
+@pytest.mark.parametrize("kind", [CSVFiles, ArrayFiles])
+def test_files_of_one_name_in_two_folders_are_two_clients(kind: Callable[..., TableData]) -> None:
+    """And two forms of one file are not: both may hold the same examples."""
+    for number, site in enumerate(("east", "west")):
+        write_tables(**{f"{site}/data": "x,y\n" + f"{number},0\n{number},1\n" * 4})
+        np.savez(f"d/{site}/data.npz", x=np.full((8, 1), number), y=np.arange(8) % 2)
+    data = kind("d", input="x", target="y", client="file")
+    data.setup()
+    assert data.client_names == ["east/data", "west/data"]
+    for client in range(2):
+        assert {value for part in data.client(client).splits for [value] in data._loaded().images[part].tolist()} == {client}  # type: ignore[index]
+    Path("d/east/data.tsv").write_text("x\ty\n0\t0\n")
+    torch.save({"x": torch.zeros(8, 1), "y": torch.zeros(8)}, "d/east/data.pt")
+    with pytest.raises(
+        FederationError, match=r"d/east/data.* and d/east/data.* have the same name east/data: rename one, or take it"
+    ):
+        kind("d", input="x", target="y").setup()
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,42 @@ def test_numbers_in_one_column_or_in_several() -> None:
     assert (data.class_names, data.client_names) == (CLASS_NAMES, list(USERS))
 
 
+def test_one_column_of_single_numbers_is_a_row_of_one() -> None:
+    data = HFDataset(write_csv(Path("table.csv")), "height", "kind", num_clients=1, partition=IID())
+    assert inputs_of(data).shape == (32, 1)
+    assert data.input_shape == (1,)
+
+
+def test_what_is_missing_is_named() -> None:
+    """A class, also if the file knows the classes by number; and an image, before any is needed."""
+    features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=CLASS_NAMES), "x": datasets.Value("float32")}
+    labels = {name: [k % 2 for k in range(20)] for name in ("label", "x")}
+    whole = datasets.Dataset.from_dict({"image": [None] * 20} | labels, features=datasets.Features(features))
+    whole.save_to_disk("no_images")
+    with pytest.raises(FederationError, match=r"Could not read the image in row 0 of no_images"):
+        HFDataset("no_images", "image", "label", num_clients=2, partition=IID()).fingerprint()
+    gap = datasets.Dataset.from_dict(
+        labels | {"label": [0, 1, None, 1] * 5}, features=datasets.Features(dict([*features.items()][1:]))
+    )
+    gap.save_to_disk("no_labels")
+    for classes in (None, CLASS_NAMES):
+        with pytest.raises(FederationError, match="Some examples have no target; the first is in row 2"):
+            HFDataset("no_labels", "x", "label", classes=classes, num_clients=2).setup()
+
+
+def test_sets_must_number_their_classes_alike() -> None:
+    sets = {
+        part: datasets.Dataset.from_dict(
+            {"x": [0.0, 1.0], "label": [0, 1]},
+            features=datasets.Features({"x": datasets.Value("float32"), "label": datasets.ClassLabel(names=names)}),
+        )
+        for part, names in (("train", CLASS_NAMES), ("test", CLASS_NAMES[::-1]))
+    }
+    datasets.DatasetDict(sets).save_to_disk("sets")
+    with pytest.raises(FederationError, match=r"The sets train, test of sets have different columns .*ClassLabel.*: give them the"):
+        HFDataset("sets", "x", "label", num_clients=1).setup()
+
+
 def test_a_split_column_of_a_file() -> None:
     data = HFDataset(write_csv(Path("table.csv")), ["height", "weight"], "kind", "user", split_column="split")
     assert [(c.num_train, c.num_val, c.num_test) for c in data.clients] == [(6, 3, 3), (10, 5, 5)]

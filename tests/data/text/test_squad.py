@@ -96,6 +96,8 @@ def test_own_files(tmp_path: Path, tokenizer: str) -> None:
     assert [(info.num_train, info.num_test, info.label_counts) for info in data.clients] == [(2, 2, (2, 0))]
     assert data.client(0).data.images[EXAMPLE].tolist() == [0, 1, 2, 3]
     assert data.majority_accuracy() is None
+    with pytest.raises(FederationError, match=r"train.json belongs to path and to test_path, so it would be trained and tested on"):
+        QuestionFiles("train.json", "./train.json", split="official", **options).questions()
 
 
 def test_what_is_marked_impossible_has_no_answer() -> None:

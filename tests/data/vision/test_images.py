@@ -119,6 +119,16 @@ def test_parquet_files(tmp_path: Path, kind: Any, image: str, label: str) -> Non
     assert [c.num_test for c in data.clients] == [10, 10]
 
 
+def test_a_parquet_file_belongs_to_one_set(tmp_path: Path) -> None:
+    """``latest-train`` has test in its name, too, and hidden copies are no data."""
+    for name in ("a-train", "a-test", "._a-train"):
+        write_parquet(tmp_path / f"{name}.parquet", 20)
+    assert len(everything(CIFAR10(str(tmp_path), num_clients=2, partition=IID()))[1]) == 40
+    (tmp_path / "a-train.parquet").rename(tmp_path / "latest-train.parquet")
+    with pytest.raises(FederationError, match=r"latest-train.parquet has train and test in its name .*: rename it"):
+        CIFAR10(str(tmp_path), num_clients=2, partition=IID()).setup()
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_grey_parquet_files(tmp_path: Path, channels: int) -> None:
     train = write_parquet(tmp_path / "train-00000-of-00001.parquet", 30, "image", size=28, channels=1)
