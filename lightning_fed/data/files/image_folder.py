@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_fed.data.files.table import Table, TableData, is_hidden
+from lightning_fed.data.files.table import Table, TableData
+from lightning_fed.data.paths import is_hidden
 from lightning_fed.data.vision.decode import IMAGENET_MEAN, IMAGENET_STD, ImagePaths
 from lightning_fed.errors import require
 from lightning_fed.options import PositiveInt, require_from

@@ -18,9 +18,10 @@ from torch import Tensor
 from lightning_fed.data.batches import BatchTransform
 from lightning_fed.data.files.columns import FILE
 from lightning_fed.data.files.records import Record, files_of, read_records
-from lightning_fed.data.files.table import Table, TableData, refuse_shared
+from lightning_fed.data.files.table import Table, TableData
 from lightning_fed.data.partition.base import IID, Partitioner
 from lightning_fed.data.partition.natural import ByColumn
+from lightning_fed.data.paths import refuse_shared
 from lightning_fed.data.text.chat import ChatTemplate, Learn
 from lightning_fed.data.text.classification import load_tokenizer
 from lightning_fed.data.text.conversations import Columns, Conversation, conversation_of

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_fed.data.files.columns import FILE, PARQUET, names_of, read_parquet
-from lightning_fed.data.files.table import ROLES, find_files, is_hidden
+from lightning_fed.data.files.table import ROLES, find_files
 from lightning_fed.data.hub import load_from_hub
 from lightning_fed.data.lines import COMPRESSED, GZIP
+from lightning_fed.data.paths import is_hidden
 from lightning_fed.data.split import TEST
 from lightning_fed.errors import FederationError, require
 

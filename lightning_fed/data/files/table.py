@@ -1,7 +1,7 @@
 """Your own data as a table: inputs, targets and further columns."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +16,7 @@ from lightning_fed.data.federated import FederatedDataModule, Pools
 from lightning_fed.data.lines import unpacked
 from lightning_fed.data.partition.base import Partitioner
 from lightning_fed.data.partition.natural import ByColumn
+from lightning_fed.data.paths import is_hidden, refuse_shared
 from lightning_fed.data.split import TEST, TRAIN, VAL
 from lightning_fed.errors import FederationError, require
 
@@ -256,16 +257,6 @@ def sets_of(path: str, test_path: str | None, endings: tuple[str, ...]) -> tuple
     return train + test, ["train"] * len(train) + ["test"] * len(test)
 
 
-def refuse_shared(train: Iterable[Path], test: Iterable[Path]) -> None:
-    """Refuse a file that belongs to the training and to the test set: it would be trained and tested on."""
-    trained = {file.resolve() for file in train}
-    shared = next((file for file in test if file.resolve() in trained), None)
-    require(
-        shared is None,
-        f"{shared} belongs to path and to test_path, so it would be trained and tested on: give a path without the test files.",
-    )
-
-
 def find_files(path: str, endings: tuple[str, ...]) -> list[Path]:
     """A file, or all files anywhere in a folder with these endings, in order of their paths, without hidden ones.
 
@@ -285,8 +276,3 @@ def find_files(path: str, endings: tuple[str, ...]) -> list[Path]:
     both = next((file for file in found if unpacked(file) != file and unpacked(file) in found), None)
     require(both is None, f"The folder has {both} and the same file uncompressed: take one out.")
     return found
-
-
-def is_hidden(file: Path, folder: Path) -> bool:
-    """Whether a file, or a folder on the way to it from the given one, has a name that begins with a dot, as Jupyter's copies."""
-    return any(part.startswith(".") for part in file.relative_to(folder).parts)

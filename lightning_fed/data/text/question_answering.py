@@ -13,8 +13,8 @@ from torchmetrics.functional.text import squad
 
 from lightning_fed.data.batches import EXAMPLE, TARGETS
 from lightning_fed.data.federated import FederatedDataModule, Pools, pools_of
-from lightning_fed.data.files.table import refuse_shared
 from lightning_fed.data.lines import existing
+from lightning_fed.data.paths import refuse_shared
 from lightning_fed.data.text.classification import CHUNK, concatenated, load_tokenizer
 from lightning_fed.errors import FederationError, one_line, require
 from lightning_fed.options import NonNegativeInt, PositiveInt, require_from

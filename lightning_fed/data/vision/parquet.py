@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fed.data.files.table import is_hidden
 from lightning_fed.data.hub import load_from_hub, optional
+from lightning_fed.data.paths import is_hidden
 from lightning_fed.data.vision.decode import image_errors, in_colour
 from lightning_fed.errors import FederationError, one_line, require
 
