@@ -137,6 +137,7 @@ def test_blanks_around_a_name_do_not_count(kind: str, tokenizer: str) -> None:
         (["9" * 31, "8" * 31], ["8" * 31, "9" * 31]),
         (["--5", "5"], ["--5", "5"]),
         (["2.0", "1.0"], ["1", "2"]),
+        (["2e20", "1e20"], ["1e20", "2e20"]),
     ],
 )
 def test_classes_are_as_they_are_written(kind: str, labels: list[str], names: list[str], tokenizer: str) -> None:
