@@ -334,11 +334,12 @@ class PhasedModule(L.LightningModule):
         optimizer.state.clear()
         if phase.persistent:
             parameters = dict(self.named_parameters())
+            counts_there = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
             for name, tensor in self.moments.items():
                 owner, parameter, key = moment_parts(name)
-                if owner == phase.name:  # PyTorch keeps the step counter on the CPU
-                    loaded = tensor.clone() if tensor.dim() == 0 else tensor.to(self.device, copy=True)
-                    optimizer.state[parameters[parameter]][key] = loaded
+                if owner == phase.name:  # PyTorch keeps the step counter on the CPU, except of such optimizers
+                    stays = tensor.dim() == 0 and not counts_there
+                    optimizer.state[parameters[parameter]][key] = tensor.clone() if stays else tensor.to(self.device, copy=True)
         if phase.name in self._schedules:
             self._schedules[phase.name].begin(round)
 

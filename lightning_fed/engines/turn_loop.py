@@ -23,6 +23,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 
 from lightning_fed.core.client_modules import frozen_parameters
+from lightning_fed.core.module import FederatedModule
 
 TrainerFactory = Callable[..., L.Trainer]
 """Builds a client's Trainer from keyword arguments; ``L.Trainer`` is one."""
@@ -57,7 +58,8 @@ def take_back(strategy: Strategy) -> None:
     module = strategy.lightning_module
     if strategy.root_device.type == "cpu" or module is None:
         return
-    frozen = {id(parameter) for parameter in frozen_parameters(module).values()}
+    clients = (part for part in module.modules() if isinstance(part, FederatedModule))  # a pass over data has one within it
+    frozen = {id(parameter) for client in clients for parameter in frozen_parameters(client).values()}
     module._apply(lambda tensor: tensor if id(tensor) in frozen else tensor.cpu())
     for part in module.modules():
         if isinstance(part, _DeviceDtypeModuleMixin):

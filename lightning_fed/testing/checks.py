@@ -396,9 +396,11 @@ def a_clients_module_predicts_what_was_measured(subject: Subject, folder: Path) 
     for client, result in federation.run.results.items():
         data = federation.run.data.client(client)
         if "test/accuracy" in result and isinstance(data, ClientDataModule):
-            inputs, labels = data.data[data.splits[2]]
-            guesses = federation.client_module(client).eval()(inputs).argmax(dim=1)
-            found, measured = (guesses == labels).float().mean().item(), result["test/accuracy"]
+            inputs, targets = data.transform(data.data[data.splits[2]], None)
+            module = federation.client_module(client).eval()
+            accuracy = module.task.measures["accuracy"](module.num_classes)
+            accuracy.update(*module.task.measured(module(inputs), targets))
+            found, measured = accuracy.compute().item(), result["test/accuracy"]
             assert math.isclose(found, measured, rel_tol=1e-6), (
                 f"client_module({client}) is right on {found:.1%} of the client's test data, but measured were {measured:.1%}."
             )

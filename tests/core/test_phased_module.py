@@ -102,6 +102,20 @@ def test_each_phase_has_an_optimizer_of_its_own() -> None:
     assert not torch.equal(*momenta)
 
 
+@pytest.mark.parametrize(("fused", "device"), [(False, "cpu"), (True, "meta")])
+def test_stored_step_counters_return_to_where_the_optimizer_counts(fused: bool, device: str) -> None:
+    """A fused one counts on the parameters' device, which is here said to be another one."""
+    module = new_module()
+    phase = replace(module.phases()[1], optimizer=partial(torch.optim.AdamW, fused=fused), persistent=True, epochs=1)
+    with module.training_on([phase]):
+        trainer, _ = fit(module, 1)
+    module._device = torch.device("meta")
+    module._enter(phase, 1)
+    states = trainer.optimizers[0].state.values()
+    assert [state["step"].device.type for state in states] == [device] * len(list(module.parameters()))
+    assert {state["exp_avg"].device.type for state in states} == {"meta"}
+
+
 def test_each_phase_has_a_loss_of_its_own() -> None:
     """The mean over the examples of its last epoch."""
     trainer, watch = fit(new_module())

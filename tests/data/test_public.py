@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from lightning_fed.data import IID, ByColumn, ClassesPerClient, CSVFiles, Digits, FederatedDataModule, InMemory, PublicShare
+from lightning_fed.data.batches import INPUT, TARGETS
+from lightning_fed.data.lazy import LazyInputs
 from lightning_fed.errors import FederationError
 
 LABELS = torch.arange(200) % 4
@@ -77,6 +79,22 @@ def test_examples_are_numbered_and_have_no_labels() -> None:
 
     for one, other in zip(batches(LABELS), batches(LABELS.flip(0)), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+class Counted(LazyInputs):
+    """Rows of a number, and targets that are not the labels."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def read(self, rows: Tensor) -> dict[str, Tensor]:
+        return {INPUT: rows[:, None].float(), TARGETS: torch.full_like(rows, 7)}
+
+
+def test_targets_that_are_read_with_the_inputs_are_left_out() -> None:
+    module = InMemory(Counted(), LABELS[:40], 4, num_clients=2, public=PublicShare(0.25)).public_set()
+    for inputs, numbers in module.train_dataloader():
+        assert torch.equal(inputs[:, 0].long(), module.splits[0][numbers])
 
 
 def test_the_fingerprint_is_that_of_the_public_inputs_too() -> None:

@@ -13,9 +13,13 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from tiny import CLASSES
 from torch import Tensor, nn
 
 from lightning_fed.engines.turn_loop import QUIET, Trainers, take_back
+from lightning_fed.methods import FedAvg
+from lightning_fed.nn.static_batch_norm import StatisticsPass
+from lightning_fed.testing.toys import PartlyFrozenNet
 
 new_trainer = partial(L.Trainer, accelerator="cpu", devices=1)
 
@@ -161,18 +165,21 @@ def test_what_an_earlier_turn_could_leave_something_in_is_built_anew(block: dict
     assert fit(second, Plain())["steps"] == (2 if "fast_dev_run" in block else 3)
 
 
-def test_what_is_frozen_stays_on_its_device() -> None:
-    """What the last phase did not train is not frozen: the next turn loads it."""
-    module = Plain()
-    module.frozen = nn.Linear(4, 2, device="meta").requires_grad_(False)  # from where nothing can be moved
-    module.frozen_names, module._shared, module._private = {"frozen.weight", "frozen.bias"}, set(), set()
+@pytest.mark.parametrize("around", [lambda module: module, StatisticsPass], ids=["fit", "pass"])
+def test_what_is_frozen_stays_on_its_device(around: Callable[[FedAvg], L.LightningModule]) -> None:
+    """What the last phase did not train is not frozen: the next turn loads it. A pass over data has a client within it."""
+    module = FedAvg(PartlyFrozenNet, CLASSES)
+    module.configure_model()
+    module.backbone.fc1.to("meta")  # from where nothing can be moved
+    module.backbone.fc2.requires_grad_(False)
     module._device = torch.device("meta")
     strategy = SingleDeviceStrategy("meta")
-    strategy._lightning_module = module
+    strategy._lightning_module = around(module)
     take_back(strategy)
-    assert [parameter.device.type for parameter in module.parameters()] == ["cpu", "cpu", "meta", "meta"]
+    on_meta = {name for name, tensor in module.state_dict().items() if tensor.device.type == "meta"}
+    assert on_meta == {"backbone.fc1.weight", "backbone.fc1.bias"}
     assert module.device.type == "cpu"
-    module._private.add("frozen.bias")
+    module.frozen_names -= {"backbone.fc1.bias"}
     with pytest.raises(NotImplementedError, match="meta"):
         take_back(strategy)
 

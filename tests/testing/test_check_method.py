@@ -19,6 +19,7 @@ from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.phased_module import Phase
 from lightning_fed.core.server import Server
+from lightning_fed.data import InMemory
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.methods import Ditto, FedAvg
@@ -26,6 +27,7 @@ from lightning_fed.nn import BufferDict, jointly
 from lightning_fed.tensors import State
 from lightning_fed.testing import Check, check_method, checks, checks_of, compare
 from lightning_fed.testing.checks import CHECKS
+from lightning_fed.testing.toys import Growing
 
 
 class Prototypes(FederatedModule):
@@ -282,6 +284,26 @@ def test_a_good_method_passes_and_says_so_and_nothing_else(some_checks: list[Any
     check_method(FedAvg, optimizer=sgd)
     lines = capsys.readouterr().out.splitlines()
     assert lines == [f"passed {check.__name__.replace('_', ' ')}" for check in some_checks]
+
+
+class YesOrNo(InMemory):
+    num_labels = 2
+    problem = "binary"
+
+
+@pytest.mark.parametrize(("kind", "classes"), [(InMemory, 4), (YesOrNo, 1)])
+def test_a_clients_predictions_are_compared_for_bytes_and_for_yes_or_no_too(kind: type[InMemory], classes: int) -> None:
+    def data(num_clients: int, size: int) -> InMemory:
+        known = new_data(num_clients, size).load()
+        images, labels = (known[0] * 40 + 128).clamp(0, 255).to(torch.uint8), known[1] % max(2, classes)
+        return kind(images, labels, classes, num_clients=num_clients, partition=Growing(), batch_size=16)
+
+    [check] = [check for check in checks_of(FedAvg, data, num_classes=classes) if "predicts what was measured" in str(check)]
+    check()
+    federation, *_ = check.subject.recorded
+    federation.run.results[1]["test/accuracy"] -= 0.25
+    with pytest.raises(AssertionError, match=r"client_module\(1\) is right on"):
+        check()
 
 
 def test_a_method_that_sends_what_is_private_is_found_out(some_checks: list[Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,13 +118,17 @@ def class_targets(values: NDArray[Any]) -> NDArray[Any]:
         values: strings, shape (N,).
 
     Returns:
-        Shape (N,): int64; strings; or float64 if all are numbers and some have a decimal point, which may not be integers.
+        Shape (N,): int64; strings; or float64 if all are numbers and some have a decimal point, which may not be integers. Numbers
+        that float64 does not tell apart stay strings.
     """
     texts = [text.strip() for text in values.tolist()]
     if all(map(_is_whole, texts)):
         return np.array(list(map(int, texts)), dtype=np.int64)
     digits = all(text.removeprefix("-").isdecimal() for text in texts)
-    return values if digits or not all(map(is_number, texts)) else values.astype(np.float64)
+    if digits or not all(map(is_number, texts)):
+        return values
+    numbers = values.astype(np.float64)
+    return values if (np.isfinite(numbers) & (np.abs(numbers) >= 2**53)).any() else numbers
 
 
 def _is_whole(text: str) -> bool:

@@ -12,6 +12,9 @@ from lightning_fed.data.partition.pools import Indices
 from lightning_fed.errors import require
 from lightning_fed.options import PositiveInt
 
+MISSING = ("", "nan", "<NA>", "NaT")
+"""How NumPy and pandas write what is missing among names."""
+
 
 @dataclass(frozen=True)
 class ByColumn(Partitioner):
@@ -38,13 +41,12 @@ class ByColumn(Partitioner):
 
 
 def by_name(holders: NDArray[Any]) -> tuple[list[str], list[Indices]]:
-    """The clients' names and the examples of each; numeric names in numerical order, before all others in alphabetical order.
+    """The clients' names and the examples of each; whole numbers from 0 by size, before all others in alphabetical order.
 
     Args:
         holders: name of each example's client, shape (N,).
     """
-    # NumPy writes a NaN among names as "nan"
-    missing = [place for place, name in enumerate(holders.tolist()) if name is None or str(name) in ("", "nan")]
+    missing = [place for place, name in enumerate(holders.tolist()) if name is None or str(name) in MISSING]
     require(
         not missing,
         f"{len(missing)} of {len(holders)} examples, number {missing[:1]} among them, do not say which client they belong to: fill "

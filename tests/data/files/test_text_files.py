@@ -137,12 +137,22 @@ def test_blanks_around_a_name_do_not_count(kind: str, tokenizer: str) -> None:
         (["9" * 31, "8" * 31], ["8" * 31, "9" * 31]),
         (["--5", "5"], ["--5", "5"]),
         (["2.0", "1.0"], ["1", "2"]),
+        (["2e20", "1e20"], ["1e20", "2e20"]),
     ],
 )
 def test_classes_are_as_they_are_written(kind: str, labels: list[str], names: list[str], tokenizer: str) -> None:
     assert labels_of(kind, labels * 10, tokenizer) == (2, names)
     if labels[0] == "01":
         assert labels_of(kind, labels * 10, tokenizer, classes=["1", "01"]) == (2, ["1", "01"])
+
+
+def test_a_length_that_leaves_nothing_of_a_text_is_refused(tokenizer: str) -> None:
+    """The library would not cut at all."""
+    Path("a.csv").write_text("text,label\n" + "a b c,x\na b c,y\n" * 10)
+    with pytest.raises(FederationError, match="max_length is 2, but the tokenizer adds 2 tokens to each text"):
+        TextFiles("a.csv", tokenizer, max_length=2, num_clients=1).setup()
+    data = TextFiles("a.csv", tokenizer, max_length=3, num_clients=1)
+    assert data._loaded().images["input_ids"].shape == (20, 3)  # type: ignore[index]
 
 
 def test_files_of_one_name_are_told_apart_by_their_folders(tokenizer: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -165,6 +166,7 @@ def test_a_changed_column_is_another_federation() -> None:
         (natural(["a", None, "b"]), "1 of 3 examples"),
         (natural(["a", float("nan"), "b"]), "1 of 3 examples"),
         (natural([1.0, float("nan"), 2.0]), "1 of 3 examples"),
+        (natural(["a", pd.NA, "b"]), "1 of 3 examples"),
         (natural(["a", "b"], columns={"user": ["a"]}), "assigns 1 examples to clients, but there are 2"),
     ],
 )
