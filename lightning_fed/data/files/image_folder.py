@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_fed.data.files.table import Table, TableData
+from lightning_fed.data.files.table import ROLES, Table, TableData
 from lightning_fed.data.paths import is_hidden
+from lightning_fed.data.split import TRAIN
 from lightning_fed.data.vision.decode import IMAGENET_MEAN, IMAGENET_STD, ImagePaths
 from lightning_fed.errors import require
 from lightning_fed.options import PositiveInt, require_from
@@ -26,7 +27,8 @@ class ImageFolder(TableData):
     Args:
         path: the folder.
         layout: levels of its folders, including ``class``; a level ``split`` has the names of sets (``train``, ``val``,
-            ``test``). None: ``split/class`` if there is a folder ``train``, else ``class``.
+            ``test``). None: ``split/class`` if there is a folder ``train``, or there are folders of a training and of another set
+            by any of their names (``Training`` and ``Testing``), else ``class``.
         image_size: height and width to which images are resized, bilinearly.
         in_memory: decode all images at once and keep them, which is faster over several rounds if they fit into memory.
         mean: mean of the pixels in [0, 1], per channel. Default: ImageNet's.
@@ -63,7 +65,7 @@ class ImageFolder(TableData):
 
         root = Path(self.path).expanduser()
         require(root.is_dir(), f"Found no folder {root.absolute()}: set --data.init_args.path to the folder with the images.")
-        layout = self.layout or (f"{SET}/{CLASS}" if (root / "train").is_dir() else CLASS)
+        layout = self.layout or (f"{SET}/{CLASS}" if _has_sets(root) else CLASS)
         levels = layout.strip("/").split("/")
         places = sorted(root.glob("/".join("*" * len(levels))))
         folders = [path.relative_to(root).parts for path in places if path.is_dir() and not is_hidden(path, root)]
@@ -82,3 +84,9 @@ class ImageFolder(TableData):
         images = ImagePaths(files, self.image_size, str(root))
         inputs = images.read(torch.arange(len(files))) if self.in_memory else images
         return Table(inputs, columns[CLASS], columns, columns.get(SET))
+
+
+def _has_sets(root: Path) -> bool:
+    """Whether the folders in a folder are sets rather than classes."""
+    roles = {ROLES[place.name.lower()] for place in root.iterdir() if place.is_dir() and place.name.lower() in ROLES}
+    return (root / "train").is_dir() or (TRAIN in roles and len(roles) > 1)

@@ -60,6 +60,19 @@ def test_a_level_of_folders_is_a_set(layout: str) -> None:
     assert all(files[row].startswith("test") for row in data.client(0).splits[2])
 
 
+def test_sets_are_found_by_any_of_their_names() -> None:
+    """With one such folder alone it is a class."""
+    images = Path(write_images(Path("images"), "split/class"))
+    for name, other in (("train", "Training"), ("test", "Testing")):
+        (images / name).rename(images / other)
+    data = one_client(str(images), val_share=0)
+    assert ([(info.num_train, info.num_test) for info in data.clients], data.class_names) == ([(21, 11)], ["cat", "dog"])
+    (images / "Testing").rename(images / "bus")
+    data = one_client(str(images))
+    data.setup()
+    assert data.class_names == ["Training", "bus"]
+
+
 def test_what_is_in_memory_are_paths() -> None:
     data = one_client(write_images(Path("images"), "class"))
     data.setup()
