@@ -38,7 +38,8 @@ def read_records(path: str, role: str | None = None, config: str | None = None) 
 
     Args:
         path: path, pattern or name.
-        role: the set of the records. A hub dataset has its own sets; with ``test``, only its test set is read.
+        role: the set of the records. A hub dataset has its own sets; with ``test``, only its test set is read, and with ``train``
+            only the others.
         config: configuration of a hub dataset, if it has several.
     """
     found = files_of(path)
@@ -74,7 +75,7 @@ def _matching(place: Path) -> list[Path]:
 
 def _of_hub(name: str, wanted: str | None, config: str | None) -> Iterator[Record]:
     sets = load_from_hub(name, config, option="path")
-    allowed = [role for role, of_role in ROLES.items() if wanted != "test" or of_role == TEST]
+    allowed = [role for role, of_role in ROLES.items() if wanted is None or (of_role == TEST) == (wanted == "test")]
     used = {role: rows for role, rows in sets.items() if role.lower() in allowed}
     require(len(used) > 0, f"{name} has the sets {', '.join(sets)}: expected one that is called {wanted or 'train'}.")
     for role, rows in used.items():

@@ -69,6 +69,11 @@ def tokenised(texts: Sequence[tuple[str, ...]], tokenizer: Any, max_length: int)
     Returns:
         The tokenizer's outputs, each of shape (N, L).
     """
+    special = tokenizer.num_special_tokens_to_add(pair=bool(texts) and len(texts[0]) == 2)
+    require(
+        max_length > special,
+        f"max_length is {max_length}, but the tokenizer adds {special} tokens to each text, so none of it would be left: raise it.",
+    )
     options = {"truncation": True, "max_length": max_length, "padding": True, "padding_side": "right"}
     starts = range(0, len(texts), CHUNK)
     columns = (map(list, zip(*texts[start : start + CHUNK], strict=True)) for start in starts)

@@ -157,10 +157,11 @@ def test_data_sets_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     tokenizer, file = save_chat_tokenizer(tmp_path / "tokenizer"), write_lines(tmp_path / "chats.jsonl", chats(2))
     own = Instructions("owner/name-2.5", tokenizer, config="main", num_clients=1, val_share=0)
     tested = Instructions(file, tokenizer, "owner/name", num_clients=1, val_share=0)
-    for data, trained in ((own, 12), (tested, 8)):
+    twice = Instructions("owner/name", tokenizer, "owner/name", num_clients=1, val_share=0)
+    for data, trained in ((own, 12), (tested, 8), (twice, 12)):
         data.setup()
         assert (data.clients[0].num_train, data.clients[0].num_test) == (trained, 4)
-    assert asked == [("owner/name-2.5", "main"), ("owner/name", None)]
+    assert asked == [("owner/name-2.5", "main"), *[("owner/name", None)] * 3]
     with pytest.raises(FederationError, match=r"config='main', which only datasets of the hub have, and .*chats.jsonl is none"):
         Instructions(file, tokenizer, config="main", num_clients=1).setup()
     sets.pop("test")

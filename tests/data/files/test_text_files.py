@@ -146,6 +146,15 @@ def test_classes_are_as_they_are_written(kind: str, labels: list[str], names: li
         assert labels_of(kind, labels * 10, tokenizer, classes=["1", "01"]) == (2, ["1", "01"])
 
 
+def test_a_length_that_leaves_nothing_of_a_text_is_refused(tokenizer: str) -> None:
+    """The library would not cut at all."""
+    Path("a.csv").write_text("text,label\n" + "a b c,x\na b c,y\n" * 10)
+    with pytest.raises(FederationError, match="max_length is 2, but the tokenizer adds 2 tokens to each text"):
+        TextFiles("a.csv", tokenizer, max_length=2, num_clients=1).setup()
+    data = TextFiles("a.csv", tokenizer, max_length=3, num_clients=1)
+    assert data._loaded().images["input_ids"].shape == (20, 3)  # type: ignore[index]
+
+
 def test_files_of_one_name_are_told_apart_by_their_folders(tokenizer: str) -> None:
     for folder in ("a", "b", "tests"):
         Path(folder).mkdir()
