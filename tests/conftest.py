@@ -1,5 +1,6 @@
 """What every test runs in: one thread, its own folder, its own random state, nothing left behind."""
 
+import atexit
 import gc
 import importlib.metadata
 import os
@@ -71,11 +72,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # a million objects of imported libraries, which each full collection would look through
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # else libraries that count what they leave behind report all of it
+    gc.freeze()  # a million objects of imported libraries, which each full collection would look through, pytest's last ones too
+    atexit.register(gc.unfreeze)  # else libraries that count what they leave behind report all of it
 
 
 @pytest.fixture(autouse=True)
