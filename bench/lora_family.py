@@ -95,7 +95,7 @@ def main() -> None:
         seconds.append(process_time() - begin)
     total = min(seconds) * (len(shapes) if one_matrix else 1)
     note = "   (of one matrix, times all)" if one_matrix else ""
-    print(f"{args.way:32s}{total:10.1f} s{(peak() - before) / 2**20:10.0f} MiB{note}", flush=True)
+    print(f"{args.way:32s}{total:10.2f} s{(peak() - before) / 2**20:10.0f} MiB{note}", flush=True)
 
 
 def peak() -> int:
