@@ -1,6 +1,8 @@
 """The command ``lightning-fed``."""
 
 import argparse
+import atexit
+import gc
 import shlex
 import sys
 from collections.abc import Sequence
@@ -30,6 +32,8 @@ NO_MEMORY = ("can't allocate memory", "out of memory")
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line. Errors that the user can correct are one line on standard error, with exit code 2."""
     is_program, args = args is None, list(sys.argv[1:] if args is None else args)
+    if is_program:
+        atexit.register(gc.freeze)  # the interpreter's last collection would walk through all of torch for a second
     if not args or args[0] in ("-h", "--help", "--version"):
         _overview().parse_args(args or ["--help"])  # prints and exits, without waiting for torch
 
