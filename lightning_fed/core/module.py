@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Literal, Self
 
-from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -27,7 +26,7 @@ from lightning_fed.models.frozen import is_frozen
 from lightning_fed.models.networks import Networks
 from lightning_fed.nn.learn_in_float32 import learn_in_float32
 from lightning_fed.nn.server_optimizers import ServerOptimizer
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import NonNegativeInt, PositiveFloat, PositiveInt
 from lightning_fed.tasks.task import Loss, Metrics, TaskName
 from lightning_fed.tensors import State
 

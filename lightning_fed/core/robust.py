@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jsonargparse.typing import PositiveFloat
 from torch import Tensor
 
 from lightning_fed.core.client_state import RoundState, Vectors, flatten, mixtures, squared_distances, unflatten
-from lightning_fed.options import NonNegativeInt, PositiveInt, require_from, require_positive
+from lightning_fed.options import NonNegativeInt, PositiveFloat, PositiveInt, require_from, require_positive
 from lightning_fed.tensors import State
 
 log = logging.getLogger(__name__)

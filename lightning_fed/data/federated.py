@@ -7,7 +7,6 @@ from zlib import crc32
 import lightning as L
 import numpy as np
 import torch
-from jsonargparse.typing import ClosedUnitInterval
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -21,7 +20,7 @@ from lightning_fed.data.partition.base import ClassesPerClient, Partitioner
 from lightning_fed.data.public import PublicShare, as_of_clients, numbered
 from lightning_fed.data.split import TEST, TRAIN, VAL, Shares, Split, deal, divide_by_name, limited, union
 from lightning_fed.errors import FederationError, require
-from lightning_fed.options import AnySeed, PositiveInt, require_from
+from lightning_fed.options import AnySeed, ClosedUnitInterval, PositiveInt, require_from
 from lightning_fed.tasks.task import TaskName
 
 NUM_CLIENTS = 10

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jsonargparse.typing import ClosedUnitInterval
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
@@ -12,6 +11,7 @@ from torch.nn.functional import interpolate
 from lightning_fed.data.batches import EXAMPLE, TARGETS, Inputs, SharedTensors, count
 from lightning_fed.data.lazy import LazyInputs
 from lightning_fed.errors import FederationError, require
+from lightning_fed.options import ClosedUnitInterval
 
 GREY = 0.299, 0.587, 0.114
 """Weights of red, green and blue in the brightness (ITU-R BT.601)."""

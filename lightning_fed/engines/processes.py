@@ -14,7 +14,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 
 import torch
-from jsonargparse.typing import PositiveFloat
 
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnFailure, TurnResult
 from lightning_fed.engines.base import Engine
@@ -28,7 +27,7 @@ from lightning_fed.engines.worker_process import Assignment, Ready, Settings, se
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.logs import LOGGER
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import PositiveFloat, PositiveInt
 from lightning_fed.signals import without_preemption
 from lightning_fed.storage.client_store import ClientStore
 

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from lightning_fed.core.client_state import flatten, unflatten
@@ -16,7 +15,7 @@ from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import require
-from lightning_fed.options import require_positive
+from lightning_fed.options import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, require_positive
 from lightning_fed.seeding import ATTACK
 from lightning_fed.tensors import State
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal
 
 import lightning as L
-from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.loggers import Logger
 
 from lightning_fed.callbacks import (
@@ -45,7 +44,7 @@ from lightning_fed.federation.predictions import Row, predictions, refuse_output
 from lightning_fed.federation.run import Run
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.logs import lines_shown
-from lightning_fed.options import AnySeed, ClosedUnitInterval, Fraction, NonNegativeInt, PositiveInt
+from lightning_fed.options import AnySeed, ClosedUnitInterval, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 from lightning_fed.privacy import ClientDP
 from lightning_fed.privacy.mechanism import DifferentialPrivacy, Mechanism
 from lightning_fed.seeding import isolated

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -13,7 +12,7 @@ from lightning_fed.core import Phase, State
 from lightning_fed.methods.families.personal_model import PERSONAL, PersonalModule
 from lightning_fed.models import Backbones
 from lightning_fed.nn.joint_optimizer import Share, jointly
-from lightning_fed.options import NonNegativeFloat, PositiveInt
+from lightning_fed.options import ClosedUnitInterval, NonNegativeFloat, PositiveInt
 from lightning_fed.seeding import branched
 
 

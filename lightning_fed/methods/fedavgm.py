@@ -2,12 +2,10 @@
 
 from typing import Any
 
-from jsonargparse.typing import ClosedUnitInterval, PositiveFloat
-
 from lightning_fed.core import ServerSGD
 from lightning_fed.methods.fedavg import FedAvg
 from lightning_fed.models import Backbones
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import ClosedUnitInterval, PositiveFloat, PositiveInt
 
 
 class FedAvgM(FedAvg):

@@ -2,13 +2,11 @@
 
 from typing import Any
 
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat
-
 from lightning_fed.core import ServerAdagrad, ServerAdam, ServerYogi
 from lightning_fed.methods.fedavg import FedAvg
 from lightning_fed.models import Backbones
 from lightning_fed.nn.server_optimizers import DecayingOptimizer
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 class FedAdagrad(FedAvg):

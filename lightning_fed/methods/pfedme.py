@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jsonargparse.typing import PositiveFloat
 from torch import Tensor
 
 from lightning_fed.core import ClientInfo, Phase, Server, ServerSGD, State
 from lightning_fed.methods.families.personal_model import PersonalModule
 from lightning_fed.models import Backbones
-from lightning_fed.options import NonNegativeFloat, PositiveInt
+from lightning_fed.options import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 class PFedMe(PersonalModule):

@@ -6,14 +6,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from jsonargparse.typing import ClosedUnitInterval, PositiveFloat
 from torch import Tensor, nn
 
 from lightning_fed.errors import FederationError
 from lightning_fed.models.backbone import Backbone, Wrapped
 from lightning_fed.models.factory import name_of
 from lightning_fed.models.transformer import Transformer
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import ClosedUnitInterval, PositiveFloat, PositiveInt
 from lightning_fed.tensors import widened
 
 COMMON = "common"

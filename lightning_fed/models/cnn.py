@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 
 import torch
-from jsonargparse.typing import PositiveFloat
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
 from lightning_fed.errors import FederationError
 from lightning_fed.models.backbone import Backbone, scaled
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import PositiveFloat, PositiveInt
 
 
 class CNN(Backbone):

@@ -2,11 +2,10 @@
 
 from itertools import pairwise
 
-from jsonargparse.typing import PositiveFloat
 from torch import Tensor, nn
 
 from lightning_fed.models.backbone import Backbone, scaled
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import PositiveFloat, PositiveInt
 
 
 class MLP(Backbone):

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
-from jsonargparse.typing import PositiveFloat
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 
 from lightning_fed.errors import FederationError
 from lightning_fed.models.backbone import Backbone, scaled
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import PositiveFloat, PositiveInt
 
 Norm = Literal["batch", "group"]
 

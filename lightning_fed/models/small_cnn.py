@@ -3,13 +3,12 @@
 from itertools import pairwise
 
 import torch
-from jsonargparse.typing import PositiveFloat
 from torch import Tensor, nn
 from torch.nn.functional import dropout, max_pool2d, relu
 
 from lightning_fed.errors import FederationError, require
 from lightning_fed.models.backbone import Backbone, scaled
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import PositiveFloat, PositiveInt
 
 
 class SmallCNN(Backbone):

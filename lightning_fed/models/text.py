@@ -1,12 +1,11 @@
 """A small Transformer that classifies sequences of token ids."""
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval
 from torch import Tensor, nn
 
 from lightning_fed.errors import FederationError
 from lightning_fed.models.backbone import Backbone
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import ClosedUnitInterval, PositiveInt
 
 
 class TextTransformer(Backbone):

@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from lightning_fed.errors import require
+from lightning_fed.options import ClosedUnitInterval, NonNegativeFloat, PositiveFloat
 from lightning_fed.tensors import State
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval, PositiveFloat
 from torch import Tensor
 
 from lightning_fed.core.client_state import flatten
 from lightning_fed.errors import require
-from lightning_fed.options import require_positive
+from lightning_fed.options import ClosedUnitInterval, PositiveFloat, require_positive
 from lightning_fed.privacy.accounting import epsilon, noise_multiplier
 from lightning_fed.privacy.mechanism import DifferentialPrivacy, Mechanism
 from lightning_fed.privacy.noise import Noise

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import get_args
 
 import torch
-from jsonargparse.typing import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from lightning_fed.core.messages import ClientUpdate, Turn
@@ -15,7 +14,7 @@ from lightning_fed.core.phased_module import PhasedModule
 from lightning_fed.data import ClientDataModule
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import require
-from lightning_fed.options import require_from, require_positive
+from lightning_fed.options import PositiveFloat, PositiveInt, require_from, require_positive
 from lightning_fed.privacy.accounting import epsilon, noise_multiplier
 from lightning_fed.privacy.mechanism import DifferentialPrivacy, Mechanism
 from lightning_fed.privacy.noise import SeededNoise

@@ -3,11 +3,9 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from jsonargparse.typing import PositiveFloat
-
 from lightning_fed.core.server import Privacy
 from lightning_fed.errors import require
-from lightning_fed.options import Fraction, require_positive
+from lightning_fed.options import Fraction, PositiveFloat, require_positive
 
 
 class Mechanism(Privacy):

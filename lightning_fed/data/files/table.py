@@ -7,7 +7,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jsonargparse.typing import ClosedUnitInterval
 from numpy.typing import NDArray
 
 from lightning_fed.data.batches import Inputs, count, take
@@ -19,6 +18,7 @@ from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.paths import is_hidden, refuse_shared
 from lightning_fed.data.split import TEST, TRAIN, VAL
 from lightning_fed.errors import FederationError, require
+from lightning_fed.options import ClosedUnitInterval
 
 log = logging.getLogger(__name__)
 

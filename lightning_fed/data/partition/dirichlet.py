@@ -3,13 +3,12 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jsonargparse.typing import PositiveFloat
 from numpy.typing import NDArray
 
 from lightning_fed.data.partition.base import Partitioner
 from lightning_fed.data.partition.pools import Indices, by_class, check_classes, cut, finish, table_stream
 from lightning_fed.errors import FederationError, require
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import PositiveFloat, PositiveInt
 
 MAX_DRAWS = 10
 """Number of tables that DirichletPerClass tries before it gives up."""

@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from jsonargparse.typing import ClosedUnitInterval
 
 from lightning_fed.data.partition.base import Partitioner
 from lightning_fed.data.partition.pools import Indices
 from lightning_fed.errors import require
+from lightning_fed.options import ClosedUnitInterval
 
 
 @dataclass(frozen=True)

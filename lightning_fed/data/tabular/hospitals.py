@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jsonargparse.typing import ClosedUnitInterval
 from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
 
@@ -19,6 +18,7 @@ from lightning_fed.data.partition.base import Partitioner
 from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.tabular.scaled import ScaledColumns, Scope
 from lightning_fed.errors import FederationError, require
+from lightning_fed.options import ClosedUnitInterval
 
 SITE = "site"
 """The column of a patient's site."""

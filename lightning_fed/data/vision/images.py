@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jsonargparse.typing import ClosedUnitInterval
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
@@ -17,7 +16,7 @@ from lightning_fed.data.federated import FederatedDataModule, Pools, pools_of
 from lightning_fed.data.lines import refuse_doubles
 from lightning_fed.data.vision import parquet
 from lightning_fed.errors import FederationError, error_text, require
-from lightning_fed.options import PositiveInt, require_from
+from lightning_fed.options import ClosedUnitInterval, PositiveInt, require_from
 
 
 class InMemory(FederatedDataModule):

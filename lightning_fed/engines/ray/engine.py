@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from jsonargparse.typing import NonNegativeFloat, PositiveFloat
-
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnFailure, TurnResult
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.packing import Packed, Packer, pack, unpack
@@ -22,7 +20,7 @@ from lightning_fed.engines.ray.worker import CopiedBuffer, SharedBuffer, new_act
 from lightning_fed.engines.remote_worker import TorchSettings, WorkerError
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import NonNegativeFloat, PositiveFloat, PositiveInt
 from lightning_fed.storage.client_store import ClientStore
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
-from jsonargparse.typing import PositiveFloat
 from torch import Tensor
 from torch.nn.utils.parametrize import register_parametrization
 
@@ -27,7 +26,7 @@ from lightning_fed.models.adapters import COMMON
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.low_rank_sums import stacked
 from lightning_fed.nn.sparse_change import Change
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import PositiveFloat, PositiveInt
 
 Scale = Literal["common", "per_rank"]
 
