@@ -18,6 +18,9 @@ Array = Tensor | NDArray[Any]
 Given = Array | Mapping[str, Array] | LazyInputs
 """Inputs as users provide them."""
 
+CHANNELS = 1, 3, 4
+"""Numbers of channels of images: grey, colours, and colours with opacity."""
+
 
 def checked_pools(given: Any, name: str) -> tuple[Inputs, Tensor, Inputs, Tensor]:
     """Inputs and labels of both sets, as tensors.
@@ -53,7 +56,7 @@ def as_tensor(given: Any, what: str = "inputs") -> Tensor:
 
     Args:
         given: an array or lists. Bytes are images: grey, (N, H, W), or channels last, (N, H, W, C), or first, (N, C, H, W), where
-            C is 1 or 3; if both are possible, channels first. 64-bit floats, NumPy's default, are converted to PyTorch's default.
+            C is 1, 3 or 4; if both are possible, channels first. 64-bit floats, NumPy's default, are converted to PyTorch's default.
         what: name of the data, for errors.
 
     Raises:
@@ -71,7 +74,7 @@ def as_tensor(given: Any, what: str = "inputs") -> Tensor:
         return tensor.to(torch.get_default_dtype())
     if tensor.dtype == torch.uint8 and tensor.dim() == 3:
         return tensor[:, None]
-    if tensor.dtype == torch.uint8 and tensor.dim() == 4 and tensor.shape[1] not in (1, 3) and tensor.shape[3] in (1, 3):
+    if tensor.dtype == torch.uint8 and tensor.dim() == 4 and tensor.shape[1] not in CHANNELS and tensor.shape[3] in CHANNELS:
         return tensor.permute(0, 3, 1, 2).contiguous()
     return tensor
 

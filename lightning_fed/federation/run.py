@@ -460,6 +460,7 @@ class Run:
             self.model,
             self.data,
             participation=self.settings.participation,
+            eligible_clients=sorted(self.settings.eligible_clients or ()) or None,
             sampling=self.settings.sampling,
             dropout=self.settings.dropout,
             quorum=self.settings.quorum,

@@ -287,6 +287,13 @@ def test_a_continued_run_says_what_differs(
     assert "was made with" not in capsys.readouterr().out
 
 
+def test_a_continued_run_says_if_other_clients_take_part(capsys: pytest.CaptureFixture[str]) -> None:
+    new_federation(1, "runs").fit(new_method("FedAvg"), new_data(3))
+    new_federation(2, "runs", eligible_clients=[2, 0]).fit(new_method("FedAvg"), new_data(3), "last")
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "was made with" in line]
+    assert "eligible_clients None, now [0, 2]" in line
+
+
 def test_a_continued_run_says_if_another_network_is_frozen(capsys: pytest.CaptureFixture[str]) -> None:
     first, other = Net(CLASSES), Net(CLASSES)
     on_top = {"adapters": Adapters(r=2, target_modules="all-linear")}
