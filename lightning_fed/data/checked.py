@@ -56,7 +56,8 @@ def as_tensor(given: Any, what: str = "inputs") -> Tensor:
 
     Args:
         given: an array or lists. Bytes are images: grey, (N, H, W), or channels last, (N, H, W, C), or first, (N, C, H, W), where
-            C is 1, 3 or 4; if both are possible, channels first. 64-bit floats, NumPy's default, are converted to PyTorch's default.
+            C is 1, 3 or 4; if both are possible, channels first. 64-bit floats, NumPy's default, are converted to PyTorch's
+            default.
         what: name of the data, for errors.
 
     Raises:
