@@ -40,8 +40,8 @@ def main(args: Sequence[str] | None = None) -> None:
     from lightning_fed.cli.quick_help import quick_help
     from lightning_fed.errors import FederationError, one_line, print_error
     from lightning_fed.formatting import nearest
-    from lightning_fed.logs import lines_shown
-    from lightning_fed.signals import Preempted, Terminated
+    from lightning_fed.system.logs import lines_shown
+    from lightning_fed.system.signals import Preempted, Terminated
 
     try:
         if not args[0].startswith("-") and args[0] not in SUBCOMMANDS:

@@ -92,7 +92,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture
 def lines() -> Iterator[None]:
     """What is logged is printed, as within a run."""
-    from lightning_fed.logs import lines_shown
+    from lightning_fed.system.logs import lines_shown
 
     with lines_shown():
         yield

@@ -15,8 +15,7 @@ import lightning_fed.methods
 import lightning_fed.models  # noqa: F401 - imported so that short class names work
 from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.cli import OF_FEDERATION
-from lightning_fed.cli.checks import check_config
-from lightning_fed.cli.environment import PREFIX, check_variables
+from lightning_fed.cli.checks import PREFIX, check_config, check_variables
 from lightning_fed.cli.parser import MODE, Parser, refuse_broken_files
 from lightning_fed.cli.refusals import shorten
 from lightning_fed.cli.trainer import REFUSED, build_trainer, settings_of

@@ -50,8 +50,8 @@ def warm_up() -> None:
     """Import what a run needs, and let the parser read signatures and docstrings of the common options, which takes half a second.
     Options in environment variables are left to the runs.
     """
+    from lightning_fed.cli.checks import PREFIX
     from lightning_fed.cli.dry_run import ParseOnly
-    from lightning_fed.cli.environment import PREFIX
 
     for module in OF_LOGGERS:
         import_module(module)

@@ -13,7 +13,7 @@ from lightning_fed.cli.options import Options, positive, restricted
 from lightning_fed.deployment.flower import commands
 from lightning_fed.errors import require
 from lightning_fed.options import NonNegativeInt
-from lightning_fed.signals import Terminated, stopped_by_signals
+from lightning_fed.system.signals import Terminated, stopped_by_signals
 
 if TYPE_CHECKING:  # these imports load torch
     from lightning_fed.cli.fit import FederationCLI

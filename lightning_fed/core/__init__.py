@@ -36,12 +36,20 @@ if TYPE_CHECKING:
     from lightning_fed.core.global_parameters import KeepsGlobalParameters
     from lightning_fed.core.messages import PRIVATE_SHARE, RANK, Broadcast, ClientUpdate
     from lightning_fed.core.module import FederatedModule
-    from lightning_fed.core.personal_server import PersonalServer
     from lightning_fed.core.phase import Phase
     from lightning_fed.core.phased_module import PhasedModule, default_optimizer
     from lightning_fed.core.public_distillation import OUTPUTS, PublicDistillation
     from lightning_fed.core.robust import Aggregation, ClippedMean, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
-    from lightning_fed.core.server import Combine, PartialUpdate, Privacy, RunOnServer, Server, ServerUpdate, mean_of_updates
+    from lightning_fed.core.server import (
+        Combine,
+        PartialUpdate,
+        PersonalServer,
+        Privacy,
+        RunOnServer,
+        Server,
+        ServerUpdate,
+        mean_of_updates,
+    )
     from lightning_fed.data.client_info import SERVER, ClientInfo
     from lightning_fed.errors import FederationError
     from lightning_fed.nn.server_optimizers import ServerAdagrad, ServerAdam, ServerOptimizer, ServerSGD, ServerYogi
@@ -77,12 +85,20 @@ _HOMES = {
     "core.fine_tuning": ("FineTuning",),
     "core.global_parameters": ("KeepsGlobalParameters",),
     "core.module": ("FederatedModule",),
-    "core.personal_server": ("PersonalServer",),
     "core.phase": ("Phase",),
     "core.phased_module": ("PhasedModule", "default_optimizer"),
     "core.public_distillation": ("OUTPUTS", "PublicDistillation"),
     "core.robust": ("Aggregation", "ClippedMean", "GeometricMedian", "Krum", "Median", "MultiKrum", "TrimmedMean"),
-    "core.server": ("Combine", "PartialUpdate", "RunOnServer", "Privacy", "Server", "ServerUpdate", "mean_of_updates"),
+    "core.server": (
+        "Combine",
+        "PartialUpdate",
+        "PersonalServer",
+        "RunOnServer",
+        "Privacy",
+        "Server",
+        "ServerUpdate",
+        "mean_of_updates",
+    ),
     "nn.server_optimizers": ("ServerAdagrad", "ServerAdam", "ServerOptimizer", "ServerSGD", "ServerYogi"),
     "data.client_info": ("SERVER", "ClientInfo"),
     "errors": ("FederationError",),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Literal
 
-from lightning_fed.core.aggregation import WeightedMean, check_payload
+from lightning_fed.core.aggregation import WeightedMean, check_payload, noted
 from lightning_fed.core.client_state import ClientStates, RoundState
 from lightning_fed.core.messages import Broadcast, ClientUpdate
 from lightning_fed.data.client_info import ClientInfo
@@ -20,7 +20,6 @@ UPDATE, PRIVACY = "update/", "privacy/"
 RunOnServer = Callable[[ServerVerb, Iterable[Broadcast]], Iterator[ClientUpdate]]
 """Has the engine do this with each of several models and yields the results in order."""
 
-
 Combine = Callable[[Iterable[tuple[State, float]], State], State]
 """Combines a round's updates into one state. It gets pairs of update and weight, one at a time and in client order, and the
 server's state. Returns an empty state if there are no updates.
@@ -33,6 +32,13 @@ def mean_of_updates(updates: Iterable[tuple[State, float]], state: State) -> Sta
     for update, weight in updates:
         mean.add(update, weight)
     return mean.result()
+
+
+def combine_nothing(updates: Iterable[tuple[State, float]], state: State) -> State:
+    """Consumes the updates without combining them: each client's state stays its own."""
+    for _ in updates:
+        pass
+    return {}
 
 
 class Privacy:
@@ -328,3 +334,51 @@ class Server:
         own = {name: tensor for name, tensor in state.items() if not name.startswith(UPDATE)}
         # What comes from a file comes in no order.
         self.state = {name: own[name] for name in self.state if name in own} | own
+
+
+class PersonalServer(Server):
+    """Keeps a state for each client in :attr:`client_state`, on disk if memory is short.
+
+    The updates of a round wait in :attr:`round_state` until all have arrived; until then clients are sent what follows from the
+    earlier states.
+
+    Args:
+        state: the initial shared state.
+        weighting: how updates are weighted if they are combined.
+        combine: makes the shared state from the updates. Default: nothing is combined.
+    """
+
+    def __init__(
+        self, state: State, weighting: Literal["examples", "uniform"] = "examples", combine: Combine = combine_nothing
+    ) -> None:
+        super().__init__(state, weighting, combine=combine)
+
+    @property
+    def size(self) -> int:
+        """Number of values of the shared state."""
+        return sum(tensor.numel() for tensor in self.state.values())
+
+    def state_of(self, update: ClientUpdate) -> State:
+        """What is stored of an update in :attr:`round_state`. Default: all of it."""
+        return update.state
+
+    def update_clients(self, clients: Sequence[int]) -> dict[str, float]:
+        """Replace the clients' states; called when all updates have arrived and the shared state has been updated.
+
+        Args:
+            clients: ids of the clients whose updates arrived, in order; at least one.
+
+        Returns:
+            Metrics of the round. By default there are none, and the updates become the clients' states.
+        """
+        for client in clients:
+            self.client_state.put(client, self.round_state.get(client), self.round)
+        return {}
+
+    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Merge a round's updates; see :meth:`.Server.aggregate`."""
+        super().aggregate(noted(updates, lambda update: self.round_state.put(update.client, self.state_of(update), self.round)))
+        clients = list(self.round_state)
+        metrics = self.update_clients(clients) if clients else {}
+        self.round_state.clear()
+        return metrics

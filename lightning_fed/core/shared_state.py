@@ -41,7 +41,7 @@ class SharedStateMixin(L.LightningModule):
 
     def recomputed_buffers(self) -> set[str]:
         """Names of the statistics: state-dict entries that are neither shared nor private, but recomputed over all clients before
-        each evaluation (static batch norm; see :mod:`lightning_fed.nn.static_batch_norm`). Default: none.
+        each evaluation (static batch norm; see :mod:`lightning_fed.nn.norms`). Default: none.
         """
         return set()
 

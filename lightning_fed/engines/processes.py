@@ -26,10 +26,10 @@ from lightning_fed.engines.turn_loop import QUIET, TrainerFactory
 from lightning_fed.engines.worker_process import Assignment, Ready, Settings, serve
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
-from lightning_fed.logs import LOGGER
 from lightning_fed.options import PositiveFloat, PositiveInt
-from lightning_fed.signals import without_preemption
 from lightning_fed.storage.client_store import ClientStore
+from lightning_fed.system.logs import LOGGER
+from lightning_fed.system.signals import without_preemption
 
 NAME = "lightning-fed worker"
 """Name of worker processes, followed by their number."""

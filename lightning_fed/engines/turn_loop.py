@@ -44,7 +44,7 @@ TRIED = ("2.6.",)
 def turn_trainer(new_trainer: TrainerFactory, **options: Any) -> L.Trainer:
     """A Trainer for turns."""
     trainer = new_trainer(**QUIET, **options)
-    # The run handles signals, see lightning_fed.signals: Lightning would replace its handlers and restore them incorrectly.
+    # The run handles signals, see lightning_fed.system.signals: Lightning would replace its handlers and restore them incorrectly.
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     if type(trainer.strategy) is SingleDeviceStrategy:
         trainer.strategy.teardown = partial(take_back, trainer.strategy)  # type: ignore[method-assign]

@@ -25,7 +25,7 @@ from lightning_fed.engines.post_training import PostTrainingPass
 from lightning_fed.engines.preflight.shape_mismatch import explained
 from lightning_fed.engines.turn_loop import TrainerFactory, Trainers
 from lightning_fed.errors import FederationError, one_line
-from lightning_fed.nn.static_batch_norm import StatisticsPass
+from lightning_fed.nn.norms import StatisticsPass
 from lightning_fed.privacy.example_dp import ExampleTraining
 from lightning_fed.seeding import COMPRESSION, FINE_TUNE, ORDER, PUBLIC, PUBLIC_TRAINING, TURN, derive_seed, seed_all
 from lightning_fed.tensors import State, check_finite

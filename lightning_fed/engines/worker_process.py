@@ -16,7 +16,7 @@ from lightning_fed.engines.malloc import retained_memory
 from lightning_fed.engines.packing import Packed, unpack
 from lightning_fed.engines.remote_worker import RemoteWorker, TorchSettings
 from lightning_fed.engines.silence import quiet_lightning
-from lightning_fed.logs import LOGGER, lines_shown
+from lightning_fed.system.logs import LOGGER, lines_shown
 
 
 @dataclass(frozen=True)

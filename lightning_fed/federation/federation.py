@@ -43,12 +43,10 @@ from lightning_fed.federation.exclusive import only_run
 from lightning_fed.federation.predictions import Row, predictions, refuse_output, write_rows
 from lightning_fed.federation.run import Run
 from lightning_fed.federation.settings import RunSettings
-from lightning_fed.logs import lines_shown
 from lightning_fed.options import AnySeed, ClosedUnitInterval, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 from lightning_fed.privacy import ClientDP
 from lightning_fed.privacy.mechanism import DifferentialPrivacy, Mechanism
 from lightning_fed.seeding import isolated
-from lightning_fed.signals import preemption, stopped_by_signals
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
 from lightning_fed.storage.disk import in_one_line, naming
 from lightning_fed.storage.export import write
@@ -63,6 +61,8 @@ from lightning_fed.storage.run_folder import (
     run_folder_of,
     without_a_round,
 )
+from lightning_fed.system.logs import lines_shown
+from lightning_fed.system.signals import preemption, stopped_by_signals
 from lightning_fed.tensors import count_floats
 
 log = logging.getLogger(__name__)

@@ -38,12 +38,12 @@ from lightning_fed.federation.settings import RunSettings
 from lightning_fed.federation.turns import RoundTurns
 from lightning_fed.privacy import ExampleDP
 from lightning_fed.seeding import ATTACK, COHORT, INITIAL, SERVER_ROUND, isolated, seeded
-from lightning_fed.signals import Preempted
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.storage.client_store import ClientStore, RoundStore
 from lightning_fed.storage.continuing import check_goes_on, settings_of
 from lightning_fed.storage.disk import in_one_line, naming
 from lightning_fed.storage.manifest import Manifest, Metrics, Setting
+from lightning_fed.system.signals import Preempted
 from lightning_fed.tensors import State, check_finite
 
 log = logging.getLogger(__name__)

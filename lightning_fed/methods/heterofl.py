@@ -9,7 +9,7 @@ from torch import nn
 from lightning_fed.core import ClientInfo, FederationError, Server, State
 from lightning_fed.methods.families.model_sizes import Assignment, SizedModule, SizedServer
 from lightning_fed.models import Backbone, BackboneFactory, backbone_of
-from lightning_fed.nn.scaler import scale_before_norms
+from lightning_fed.nn.norms import scale_before_norms
 from lightning_fed.options import PositiveFloat, PositiveInt
 
 

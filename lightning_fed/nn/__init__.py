@@ -6,9 +6,8 @@ from lightning_fed.nn.factorize import Energy, FactorizedConv2d, FactorizedLinea
 from lightning_fed.nn.joint_optimizer import JointOptimizer, jointly
 from lightning_fed.nn.losses import divergence, mask_absent
 from lightning_fed.nn.low_rank import LowRankDelta, decompose
+from lightning_fed.nn.norms import StatisticsPass, running_statistics, scale_before_norms
 from lightning_fed.nn.proximal import half_squared_distance, proximal_step
-from lightning_fed.nn.scaler import scale_before_norms
-from lightning_fed.nn.static_batch_norm import StatisticsPass, running_statistics
 
 __all__ = [
     "BufferDict",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from lightning_fed.nn.switch_norm import SwitchNorm2d
+from lightning_fed.nn.norms import SwitchNorm2d
 
 Tensors = dict[str, Tensor]
 

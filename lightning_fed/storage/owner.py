@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from lightning_fed.errors import FederationError
-from lightning_fed.locks import taken
+from lightning_fed.system.locks import taken
 
 log = logging.getLogger(__name__)
 

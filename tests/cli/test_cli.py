@@ -14,7 +14,7 @@ from tiny_commands import printed, refused
 
 from lightning_fed.__main__ import how_to_continue, main
 from lightning_fed.methods import __all__ as methods
-from lightning_fed.signals import Preempted
+from lightning_fed.system.signals import Preempted
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QUICKSTART, FIVE_NETWORKS = str(CONFIGS / "quickstart.yaml"), str(CONFIGS / "pfedlora" / "digits.yaml")

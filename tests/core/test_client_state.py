@@ -11,8 +11,7 @@ from tiny import CLASSES, Net, assert_same_end, final_kept, new_data, new_federa
 
 import lightning_fed.core.client_state
 from lightning_fed.core.client_state import Vectors, common_bits, flatten, mixtures, squared_distances, squared_norms, unflatten
-from lightning_fed.core.personal_server import PersonalServer
-from lightning_fed.core.server import Server
+from lightning_fed.core.server import PersonalServer, Server
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.methods import FedAvg
 from lightning_fed.storage.checkpoint import Checkpoints

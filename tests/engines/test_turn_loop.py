@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lightning_fed.engines.turn_loop import QUIET, Trainers, take_back
 from lightning_fed.methods import FedAvg
-from lightning_fed.nn.static_batch_norm import StatisticsPass
+from lightning_fed.nn.norms import StatisticsPass
 from lightning_fed.testing.toys import PartlyFrozenNet
 
 new_trainer = partial(L.Trainer, accelerator="cpu", devices=1)

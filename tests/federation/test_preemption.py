@@ -10,7 +10,7 @@ from tiny import CLASSES, Net, new_data, new_federation, same
 from lightning_fed.callbacks import FederationCallback
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg
-from lightning_fed.signals import Preempted
+from lightning_fed.system.signals import Preempted
 
 
 class AfterRoundOne(FederationCallback):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_fed.nn.switch_norm import SwitchNorm2d
+from lightning_fed.nn.norms import SwitchNorm2d
 
 X = 3 * torch.randn(6, 3, 5, 4, generator=torch.Generator().manual_seed(2)) + torch.arange(3.0).view(3, 1, 1)
 

@@ -18,13 +18,12 @@ from lightning_fed.experiments.report.files import read_commands
 from lightning_fed.experiments.report.folders import RunFolder, run_folders
 from lightning_fed.experiments.report.layout import Layout
 from lightning_fed.experiments.report.methods_table import finding, methods_table
-from lightning_fed.experiments.report.page import page
 from lightning_fed.experiments.report.played import settings_table
 from lightning_fed.experiments.report.runs import KEY, READ, stacked, table_of
 from lightning_fed.experiments.report.seeds_table import seed_tables
 from lightning_fed.experiments.report.tuning_table import tuning_tables
 from lightning_fed.experiments.report.views import View, kind_of, measure_of
-from lightning_fed.experiments.report.writers import in_latex, in_markdown, latex, markdown, terminal
+from lightning_fed.experiments.report.writers import in_latex, in_markdown, latex, markdown, page, terminal
 from lightning_fed.experiments.sweep.folder import CellFolder
 from lightning_fed.experiments.sweep.plan import ReportOptions, Sweep, file_name
 from lightning_fed.experiments.sweep.tuning import Trial, chosen, grouped, inequality, trials

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.settings import read_json
-from lightning_fed.locks import taken
+from lightning_fed.system.locks import taken
 
 OVER = ("finished", "failed")
 """Statuses of a run that has ended."""

@@ -15,7 +15,7 @@ from types import TracebackType
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.processes import environment
-from lightning_fed.signals import without_preemption
+from lightning_fed.system.signals import without_preemption
 
 FORK_SERVER = (sys.executable, "-m", "lightning_fed.cli.fork_server")
 """The command that forks itself for cells; its last argument is its end of the pipe."""

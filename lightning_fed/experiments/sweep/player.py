@@ -20,7 +20,7 @@ from lightning_fed.experiments.sweep.folder import OVER, CellFolder, CellRecord,
 from lightning_fed.experiments.sweep.plan import Cell
 from lightning_fed.experiments.sweep.processes import Start
 from lightning_fed.experiments.sweep.progress import SweepProgress
-from lightning_fed.signals import Preempted, Terminated, first_signal
+from lightning_fed.system.signals import Preempted, Terminated, first_signal
 
 PATIENCE = 20.0
 """Seconds that a run gets to end when it is asked to."""
@@ -148,7 +148,7 @@ def play(
         wait: wait for jobs that are running in other processes.
 
     Raises:
-        KeyboardInterrupt: at Ctrl-C, or :class:`lightning_fed.signals.Terminated` at SIGTERM, when all processes have ended.
+        KeyboardInterrupt: at Ctrl-C, or :class:`lightning_fed.system.signals.Terminated` at SIGTERM, when all processes have ended.
         Preempted: after SIGUSR1, when all runs have stopped at a checkpoint and some are unfinished.
     """
     waiting, elsewhere, playing, paces = deque(jobs), list[CellJob](), list[Attempt](), Paces()

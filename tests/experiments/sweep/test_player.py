@@ -29,7 +29,7 @@ from lightning_fed.experiments.sweep.plan import Cell
 from lightning_fed.experiments.sweep.player import CellJob, play, time_left, write_cells
 from lightning_fed.experiments.sweep.processes import Start, own_processes
 from lightning_fed.experiments.sweep.progress import SweepProgress
-from lightning_fed.signals import Preempted, Terminated, preemption
+from lightning_fed.system.signals import Preempted, Terminated, preemption
 
 STAND_IN = """
 import atexit, logging, os, signal, sys, time, warnings

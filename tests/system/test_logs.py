@@ -9,8 +9,8 @@ from lightning_fed.__main__ import main
 from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core import Phase
 from lightning_fed.engines import Processes
-from lightning_fed.logs import LOGGER, Terminal, each_line_once, lines_shown
 from lightning_fed.methods import FedAvg
+from lightning_fed.system.logs import LOGGER, Terminal, each_line_once, lines_shown
 
 
 @pytest.fixture(autouse=True)
