@@ -51,6 +51,7 @@ BASES = {
     "FederatedModule": "FedAvg",
     "FederatedDataModule": "Digits",
     "TableData": "CSVFiles",
+    "ScaledColumns": "CSVFiles",
     "TextClassification": "TextFiles",
     "QuestionAnswering": "QuestionFiles",
     "TextGeneration": "E2E",

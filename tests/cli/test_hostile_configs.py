@@ -12,9 +12,12 @@ import yaml
 from lightning.pytorch.callbacks import Callback
 from tiny import Net, new_data, new_federation
 
+import lightning_fed.data
 from lightning_fed.__main__ import main
 from lightning_fed.cli.dry_run import check_start, read
+from lightning_fed.cli.refusals import known
 from lightning_fed.cli.trainer import REFUSED, settings_of
+from lightning_fed.data import FederatedDataModule, TableData
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg
 
@@ -211,7 +214,7 @@ def test_defaults_are_no_nulls() -> None:
             ["model.optimizer: module 'torch.optim' has no attribute 'SDG'", "(did you mean SGD?)"],
         ),
         (["--model=lightning_fed.FederatedModule"], ["model is a FederatedModule", "FedAvg"]),
-        (["--data=TableData"], ["data", "TableData"]),
+        (["--data=ScaledColumns"], ["data is a ScaledColumns, which is only a base class", "CSVFiles"]),
         (["--model=" + "a" * 5000], ["there is no 'aaa", "…"]),
         ([f"{M}backbone=os.system"], ["system cannot be called with"]),
         (["--model=FFALoRA", f"{M}backbone=MLP"], ["FFALoRA takes networks of the transformers library, not MLP; known are "]),
@@ -226,6 +229,12 @@ def test_defaults_are_no_nulls() -> None:
 )
 def test_names(args: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     check(capsys, args, parts)
+
+
+def test_data_that_are_offered_have_examples() -> None:
+    offered = [getattr(lightning_fed.data, name) for name in known("data")]
+    bases = [FederatedDataModule.load, TableData.read]
+    assert [kind for kind in offered if kind.load in bases or getattr(kind, "read", None) in bases] == []
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,9 @@ class TableData(FederatedDataModule):
     """Your own data, in any kind of file. A kind of file overrides :meth:`read`; see docs/your_data.md.
 
     Classes are determined from the targets. Strings are classes in alphabetical order. Integers from 0 without gaps are the numbers
-    of classes, and other integers are classes in their order, unless there are too many of them: more than a quarter of the
-    examples, or more than 100. If the data are distributed over several places, one of them may lack a class: ``classes`` lists all
-    of them, so that a class has the same number everywhere.
+    of classes, and other integers are classes in their order, unless there are too many of them: more than 100, or more than 20
+    and a quarter of the examples. If the data are distributed over several places, one of them may lack a class: ``classes`` lists
+    all of them, so that a class has the same number everywhere.
 
     A validation set without a test set is used as the test set, as is usual if test labels are not published.
 
