@@ -3,12 +3,11 @@
 from lightning_fed.callbacks.adapter_ranks import AdapterRanks
 from lightning_fed.callbacks.base import FederationCallback, RunView
 from lightning_fed.callbacks.board import TensorBoardPage
-from lightning_fed.callbacks.cross_table import CrossTable
 from lightning_fed.callbacks.facts import RunFacts
 from lightning_fed.callbacks.hyperparameters import Hyperparameters
 from lightning_fed.callbacks.lines import RoundLines, StartLine
 from lightning_fed.callbacks.progress import ProgressBar, Summary
-from lightning_fed.callbacks.table import MetricsTable
+from lightning_fed.callbacks.table import CrossTable, MetricsTable
 from lightning_fed.callbacks.tensorboard import TensorBoardFigures
 
 __all__ = [

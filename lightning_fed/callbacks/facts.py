@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_fed.callbacks.base import FederationCallback, RunView
-from lightning_fed.core.phased_module import Phase
+from lightning_fed.core.phase import Phase
 from lightning_fed.data import FederatedDataModule
 
 

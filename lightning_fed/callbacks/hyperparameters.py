@@ -7,7 +7,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_fed.callbacks.base import FederationCallback, RunView
 from lightning_fed.callbacks.lines import networks
-from lightning_fed.core.phased_module import Phase
+from lightning_fed.core.phase import Phase
 
 Word = bool | int | float | str
 """Types that every logger accepts."""

@@ -20,8 +20,6 @@ from lightning_fed.core.resume import CHECKPOINT, Resume
 from lightning_fed.core.schedules import Interval, Schedule
 from lightning_fed.errors import FederationError
 
-__all__ = ["CHECKPOINT", "MOMENTS", "Phase", "PhasedModule", "Progress", "default_optimizer", "moment_parts"]
-
 MOMENTS = "optimizer/"
 """Prefix of the names of a persistent optimizer's state, ``optimizer/<phase>/<parameter>/<key>``; no name of a module starts
 with it.

@@ -1,7 +1,6 @@
 """Lightning datamodules for federated data, and the partitions that divide examples among clients."""
 
-from lightning_fed.data.augment import random_crop_flip
-from lightning_fed.data.batches import BatchTransform, Inputs, SharedTensors, ShuffledBatches
+from lightning_fed.data.batches import BatchTransform, Inputs, SharedTensors, ShuffledBatches, random_crop_flip
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.data.federated import FederatedDataModule
 from lightning_fed.data.files.array_files import ArrayFiles

@@ -14,14 +14,13 @@ from lightning_fed.core.flops import FlopMeter
 from lightning_fed.core.hparams import remedy
 from lightning_fed.core.messages import STAGES, Broadcast, ClientUpdate, Turn, TurnResult
 from lightning_fed.core.module import FederatedModule
-from lightning_fed.core.phased_module import Phase
+from lightning_fed.core.phase import Phase
 from lightning_fed.core.public_distillation import OUTPUTS, PublicDistillation
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines.best_on_validation import BestOnValidation
 from lightning_fed.engines.compression import ERROR, NONE, Compression
-from lightning_fed.engines.outputs_pass import OutputsPass
-from lightning_fed.engines.post_training import PostTrainingPass
+from lightning_fed.engines.passes import OutputsPass, PostTrainingPass
 from lightning_fed.engines.preflight.shape_mismatch import explained
 from lightning_fed.engines.turn_loop import TrainerFactory, Trainers
 from lightning_fed.errors import FederationError, one_line
@@ -83,15 +82,13 @@ class Worker:
             self.activity = ""
             self.flops.collect()  # what a turn has left that failed
             trains = turn.client.id != SERVER and turn.verb in ("fit", "personalize", "train_on_public")
-            if trains:
-                turn = replace(turn, broadcast=self._received(turn.broadcast))
+            if trains:  # its broadcast is compressed, see RoundTurns
+                state = self.compression.expand_broadcast(turn.broadcast.state)
+                turn = replace(turn, broadcast=replace(turn.broadcast, state=state))
             module = self.load(turn.client, turn.broadcast, private)
+            module.rounds_before = turn.round - 1  # phases may depend on it
             result: TurnResult = getattr(self, turn.verb)(module, turn)
             return self._compressed(result, turn, private or {}, module) if trains else result
-
-    def _received(self, broadcast: Broadcast) -> Broadcast:
-        """A broadcast of a turn that trains, which :class:`.RoundTurns` compresses."""
-        return replace(broadcast, state=self.compression.expand_broadcast(broadcast.state))
 
     def _compressed(self, result: TurnResult, turn: Turn, before: State, module: FederatedModule) -> TurnResult:
         """Compress the client's update, which :class:`.RoundTurns` expands; what was not sent is added to the private state."""
@@ -110,14 +107,13 @@ class Worker:
         """Train a client's model: returns the update and the private state."""
         metrics = self._learn_from_public(module, turn)
         data = self._data_of(turn)
-        module.rounds_before = turn.round - 1  # phases may depend on it
         phases = module.phases()
         if self.data.continue_epochs:
             length = len(data.train_dataloader())
             data.order_seed = derive_seed(self.seed, ORDER, turn.client.id)
             data.start = turn.turns * sum(phase.num_batches(length, module.batches_per_step) for phase in phases)
         with nullcontext() if self.examples is None else self.examples.of(module, data, turn):
-            metrics |= self.train(module, data, phases, turn.round - 1)
+            metrics |= self.train(module, data, phases)
         module.after_training(self._passes_after_training(module, data))
         self.activity = ""
         metrics["flops"] = float(self.flops.collect())
@@ -165,7 +161,7 @@ class Worker:
         state, private = {}, None
         if turn.client.id == SERVER:
             data = self._public_data(module, turn, module.public_examples)
-            metrics = self.train(module, data, module.server_phases(), turn.round - 1, _best(module, data))
+            metrics = self.train(module, data, module.server_phases(), _best(module, data))
             state = module.shared_state()
         else:
             metrics = self._learn_from_public(module, turn)
@@ -188,7 +184,8 @@ class Worker:
             return {}
         data = self.data.client(client)
         data.order_seed = seed_all(self.seed, FINE_TUNE, round, client)
-        self.train(module, data, phases, round - 1)
+        module.rounds_before = round - 1
+        self.train(module, data, phases)
         costs = {"fine_tune/flops": float(self.flops.collect())}
         if module.has_statistics:
             self._pass_over(module, data)  # of this client's data only, for its own model
@@ -228,12 +225,7 @@ class Worker:
         return data
 
     def train(
-        self,
-        module: FederatedModule,
-        data: ClientDataModule,
-        phases: Sequence[Phase],
-        rounds: int,
-        best: BestOnValidation | None = None,
+        self, module: FederatedModule, data: ClientDataModule, phases: Sequence[Phase], best: BestOnValidation | None = None
     ) -> dict[str, float]:
         """Train a model; returns what its Trainer logged, and the number of steps.
 
@@ -241,7 +233,6 @@ class Worker:
             module: the module to train.
             data: the data to train on.
             phases: the phases to run; empty: no training.
-            rounds: number of earlier rounds.
             best: selects the best model of this training. None: the last one is kept.
         """
         with module.training_on(phases):
@@ -257,7 +248,6 @@ class Worker:
                     )
                 limited = min(length, limit) if isinstance(limit, int) else int(length * limit)
                 trainer.fit_loop.max_epochs = module.num_epochs(max(1, limited))  # of steps, these are more
-            module.rounds_before = rounds
             with explained(trainer, module, data):
                 trainer.fit(module, datamodule=data)
             module.progress.phase = None
@@ -279,7 +269,7 @@ class Worker:
             return {}
         data = self.data.public_set(module.public_batch_size, module.public_examples)
         data.order_seed = seed_all(self.seed, PUBLIC_TRAINING, turn.round, turn.client.id)
-        return self.train(module, data, phases, turn.round - 1)
+        return self.train(module, data, phases)
 
     def _passes_after_training(self, module: FederatedModule, data: ClientDataModule) -> State:
         """What :meth:`.FederatedModule.after_training` gets, if its method needs any of it."""

@@ -38,11 +38,10 @@ from lightning_fed.engines.silence import no_second_traceback, quiet_lightning, 
 from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.attacks import Attack
-from lightning_fed.federation.cohorts import Sampling
 from lightning_fed.federation.exclusive import only_run
 from lightning_fed.federation.predictions import Row, predictions, refuse_output, write_rows
 from lightning_fed.federation.run import Run
-from lightning_fed.federation.settings import RunSettings
+from lightning_fed.federation.settings import RunSettings, Sampling
 from lightning_fed.options import AnySeed, ClosedUnitInterval, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 from lightning_fed.privacy import ClientDP
 from lightning_fed.privacy.mechanism import DifferentialPrivacy, Mechanism

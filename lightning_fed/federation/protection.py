@@ -11,8 +11,7 @@ from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.robust import Aggregation
 from lightning_fed.core.server import OptimizerUpdate, Server, ServerUpdate, mean_of_updates
 from lightning_fed.errors import require
-from lightning_fed.federation.cohorts import says_itself_who
-from lightning_fed.federation.participants import Participants
+from lightning_fed.federation.cohorts import Participants, says_itself_who
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.privacy import ClientDP, ExampleDP
 from lightning_fed.privacy.client_dp import GaussianMechanism

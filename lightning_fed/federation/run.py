@@ -28,11 +28,10 @@ from lightning_fed.engines.silence import torch_threads
 from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
-from lightning_fed.federation.cohorts import dropouts
+from lightning_fed.federation.cohorts import Participants, dropouts
 from lightning_fed.federation.evaluation import Evaluation
 from lightning_fed.federation.example_privacy import protect_examples, refuse_what_tells_of_examples
 from lightning_fed.federation.meters import BestRound, Stopwatch, Target, running_totals, spread_all, training_means
-from lightning_fed.federation.participants import Participants
 from lightning_fed.federation.protection import aggregate_robustly, protect, refuse_at_sites
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.federation.turns import RoundTurns

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from lightning.pytorch.loggers import Logger
 
@@ -10,10 +10,15 @@ from lightning_fed.core.robust import Aggregation
 from lightning_fed.engines.compression import Compression
 from lightning_fed.errors import require
 from lightning_fed.federation.attacks import Attack
-from lightning_fed.federation.cohorts import Sampling, Unseen
 from lightning_fed.options import require_from, require_positive
 from lightning_fed.privacy.mechanism import DifferentialPrivacy
 from lightning_fed.storage.checkpoint import Keep
+
+Sampling = Literal["fixed", "poisson"]
+"""``fixed``: all cohorts have the same size; ``poisson``: each client is in a cohort with the same probability, independently."""
+
+Unseen = float | Collection[int] | None
+"""A share of the clients, or their ids; None: no client."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from lightning_fed.core.client_modules import ClientModules
 from lightning_fed.core.module import FederatedModule
-from lightning_fed.core.phased_module import Phase
+from lightning_fed.core.phase import Phase
 from lightning_fed.data import IID, InMemory
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines.turn_loop import QUIET

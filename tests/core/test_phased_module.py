@@ -14,7 +14,8 @@ from tiny import new_trainer, same
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_fed.core.phased_module import Phase, PhasedModule
+from lightning_fed.core.phase import Phase
+from lightning_fed.core.phased_module import PhasedModule
 from lightning_fed.errors import FederationError
 
 PAGE = Path(__file__).parents[2] / "docs" / "phases.md"

@@ -24,7 +24,7 @@ from tiny import (
 from torch import Tensor, nn
 
 import lightning_fed.methods
-from lightning_fed.core.phased_module import Phase
+from lightning_fed.core.phase import Phase
 from lightning_fed.data import ByColumn, InMemory, Partitioner, ShuffledBatches
 from lightning_fed.data.batches import SingleExample, batches_of, num_batches
 from lightning_fed.data.partition.pools import Indices

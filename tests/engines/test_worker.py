@@ -35,7 +35,7 @@ from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core import FineTuning
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnFailure, TurnResult
 from lightning_fed.core.module import FederatedModule
-from lightning_fed.core.phased_module import Phase
+from lightning_fed.core.phase import Phase
 from lightning_fed.engines import InProcess
 from lightning_fed.engines.worker import Worker
 from lightning_fed.engines.worker_spec import WorkerSpec

@@ -8,7 +8,8 @@ import torch
 from tiny import new_trainer
 from torch import Tensor, nn
 
-from lightning_fed.core.phased_module import Phase, PhasedModule
+from lightning_fed.core.phase import Phase
+from lightning_fed.core.phased_module import PhasedModule
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.nn import jointly

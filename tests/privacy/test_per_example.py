@@ -11,7 +11,8 @@ import torch
 from tiny import CLASSES, Net, new_method, sgd, text_batches
 from torch import Tensor, nn
 
-from lightning_fed.core.phased_module import Phase, PhasedModule
+from lightning_fed.core.phase import Phase
+from lightning_fed.core.phased_module import PhasedModule
 from lightning_fed.data.batches import PoissonBatches
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg, FedProx

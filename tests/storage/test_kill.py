@@ -18,7 +18,7 @@ import pytest
 from tiny import assert_same_end, data_for, new_data, new_federation, new_method, new_trainer
 
 from lightning_fed.core.module import FederatedModule
-from lightning_fed.engines.outputs_pass import OutputsPass
+from lightning_fed.engines.passes import OutputsPass
 from lightning_fed.engines.worker import Worker
 from lightning_fed.methods import DSFL, FedDF, FedET, PFedLoRA
 from lightning_fed.storage.checkpoint import Checkpoints

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 import lightning_fed.testing
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.core.module import FederatedModule
-from lightning_fed.core.phased_module import Phase
+from lightning_fed.core.phase import Phase
 from lightning_fed.core.server import Server
 from lightning_fed.data import InMemory
 from lightning_fed.data.client_info import ClientInfo
