@@ -1,6 +1,6 @@
 """Everything that the file of a method imports.
 
-Names are imported on first use, so that parts of this package load without the others.
+Names are looked up on first use, so that parts of this package load without the others.
 """
 
 from importlib import import_module
@@ -55,56 +55,12 @@ if TYPE_CHECKING:
     from lightning_fed.nn.server_optimizers import ServerAdagrad, ServerAdam, ServerOptimizer, ServerSGD, ServerYogi
     from lightning_fed.tensors import State, check_fits, pack_bits, unpack_bits, widened
 
-_HOMES = {
-    "core.aggregation": ("EntryMean", "WeightedMean", "check_payload", "noted", "weighted_mean"),
-    "core.class_rows": (
-        "check_counts",
-        "class_means",
-        "class_sums",
-        "expected_rows",
-        "pack_rows",
-        "present_classes",
-        "unpack_rows",
-    ),
-    "core.client_modules": ("one_per_architecture",),
-    "core.client_state": (
-        "ClientStates",
-        "RoundState",
-        "Vectors",
-        "at_a_time",
-        "common_bits",
-        "cosines",
-        "each_mixture",
-        "flatten",
-        "mixtures",
-        "squared_distances",
-        "squared_norms",
-        "unflatten",
-    ),
-    "core.messages": ("PRIVATE_SHARE", "RANK", "Broadcast", "ClientUpdate"),
-    "core.fine_tuning": ("FineTuning",),
-    "core.global_parameters": ("KeepsGlobalParameters",),
-    "core.module": ("FederatedModule",),
-    "core.phase": ("Phase",),
-    "core.phased_module": ("PhasedModule", "default_optimizer"),
-    "core.public_distillation": ("OUTPUTS", "PublicDistillation"),
-    "core.robust": ("Aggregation", "ClippedMean", "GeometricMedian", "Krum", "Median", "MultiKrum", "TrimmedMean"),
-    "core.server": (
-        "Combine",
-        "PartialUpdate",
-        "PersonalServer",
-        "RunOnServer",
-        "Privacy",
-        "Server",
-        "ServerUpdate",
-        "mean_of_updates",
-    ),
-    "nn.server_optimizers": ("ServerAdagrad", "ServerAdam", "ServerOptimizer", "ServerSGD", "ServerYogi"),
-    "data.client_info": ("SERVER", "ClientInfo"),
-    "errors": ("FederationError",),
-    "tensors": ("State", "check_fits", "pack_bits", "unpack_bits", "widened"),
-}
-"""The module that defines each name."""
+_HOMES = (
+    *("errors", "tensors", "data.client_info", "nn.server_optimizers", "core.messages", "core.phase", "core.aggregation"),
+    *("core.class_rows", "core.client_state", "core.client_modules", "core.robust", "core.server", "core.phased_module"),
+    *("core.fine_tuning", "core.module", "core.global_parameters", "core.public_distillation"),
+)
+"""The modules that define the names; those that import others come after them."""
 
 __all__ = [
     "OUTPUTS",
@@ -176,7 +132,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"lightning_fed.{home}"), name)
+    for home in _HOMES if name in __all__ else ():
+        if hasattr(module := import_module(f"lightning_fed.{home}"), name):
+            return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
