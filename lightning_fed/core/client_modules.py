@@ -56,7 +56,7 @@ class ClientModules(Generic[M]):
 
     def _drawn(self, client: ClientInfo | None, *own: int) -> M:
         """A module drawn on the stream of (seed, initial, ``*own``)."""
-        module = unbuilt_copy(self._template)
+        module = as_before_build(self._template)
         module.client = client
         with seeded(self.seed, INITIAL, *own):
             module.configure_model()
@@ -65,8 +65,8 @@ class ClientModules(Generic[M]):
         return module
 
 
-def unbuilt_copy(module: M) -> M:
-    """A module as it was before its networks were built. Arguments of ``__init__`` stay."""
+def as_before_build(module: M) -> M:
+    """A copy of a module as it was before its networks were built. Arguments of ``__init__`` stay the same objects."""
     copied = copy.copy(module)
     for name, value in vars(module).items():
         if isinstance(value, dict | set):  # nn.Module keeps parameters, buffers and children in these

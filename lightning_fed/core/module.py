@@ -8,7 +8,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_fed.core.client_modules import ClientModules, unbuilt_copy
+from lightning_fed.core.client_modules import ClientModules, as_before_build
 from lightning_fed.core.fine_tuning import FineTuning
 from lightning_fed.core.hparams import NOT_STORED, refuse_missing, store_hyperparameters
 from lightning_fed.core.phase import Phase
@@ -215,7 +215,7 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
 
     def unbuilt_copy(self) -> Self:
         """This method without built networks, to draw them anew. Networks that were passed to ``__init__`` stay."""
-        module = unbuilt_copy(self)
+        module = as_before_build(self)
         module.networks = self.networks.fresh()
         return module
 

@@ -117,7 +117,7 @@ class Worker:
         module.after_training(self._passes_after_training(module, data))
         self.activity = ""
         metrics["flops"] = float(self.flops.collect())
-        state, private = module.update_state(), private_state(module)
+        state, private = module.update_state(), checked_private_state(module)
         if turn.evaluate:
             if module.has_statistics:
                 self._pass_over(module, data)  # of this client's data only, for its own model
@@ -165,7 +165,7 @@ class Worker:
             state = module.shared_state()
         else:
             metrics = self._learn_from_public(module, turn)
-            private = private_state(module)
+            private = checked_private_state(module)
         metrics["flops"] = float(self.flops.collect())
         return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, state, metrics), private)
 
@@ -349,7 +349,7 @@ def _best(module: PublicDistillation, data: ClientDataModule) -> BestOnValidatio
     return BestOnValidation(f"val/{module.monitor}", module.higher_is_better, *module.server_validation)
 
 
-def private_state(module: FederatedModule) -> State | None:
+def checked_private_state(module: FederatedModule) -> State | None:
     """A client's private state after a turn; None if there is none. Raises :class:`FederationError` if it is not finite."""
     state = module.private_state() or None
     if state is not None:

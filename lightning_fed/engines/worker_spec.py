@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from lightning_fed.core.client_modules import frozen_parameters, take_frozen, unbuilt_copy
+from lightning_fed.core.client_modules import as_before_build, frozen_parameters, take_frozen
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines.block import Block
@@ -70,7 +70,7 @@ class WorkerSpec:
 
     def unbuilt(self) -> "WorkerSpec":
         """The spec in the form that is sent."""
-        return replace(self, template=unbuilt_copy(self.template), frozen=frozen_parameters(self.template))
+        return replace(self, template=as_before_build(self.template), frozen=frozen_parameters(self.template))
 
     def packed(self, move: bool = False, allocate: Callable[[int], Buffer] = Block, packer: type[Packer] = Packer) -> Packed:
         """The spec packed for other processes; the arguments are those of :func:`.pack`.
