@@ -13,7 +13,8 @@ import pytest
 import torch
 import transformers
 from generators import hooks
-from tiny import CLASSES, TINY_BERT, Net, NoisyNet, Recording, momentum, new_data, new_federation, new_texts, same, sgd
+from tiny import CLASSES, TINY_BERT, Net, NoisyNet, Recording, momentum, new_federation, new_texts, same, sgd
+from tiny_rounds import fit
 from tiny_texts import save_tokenizer
 
 import lightning_fed.core
@@ -29,7 +30,6 @@ from lightning_fed.core import (
 )
 from lightning_fed.data import Digits
 from lightning_fed.experiments import configs
-from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedHM, FedPer, HOMLoRA, PFedLoRA
 from lightning_fed.models import CNN5, Backbone, ResNet8, TransformerClassifier
 from lightning_fed.testing.checks import CHECKS
@@ -114,7 +114,9 @@ def test_the_method_of_the_readme_keeps_the_head() -> None:
     [code] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     found: dict[str, Any] = {}
     exec(compile(code, "my_lab.py", "exec"), found)
-    own, fedper = (fit(method(NoisyNet, CLASSES, optimizer=momentum)).run.server.state for method in (found["OwnHeads"], FedPer))
+    own, fedper = (
+        fit(method(NoisyNet, CLASSES, optimizer=momentum), rounds=3).run.server.state for method in (found["OwnHeads"], FedPer)
+    )
     assert same(own, fedper)
 
 
@@ -126,12 +128,6 @@ def fedavgm(monkeypatch: pytest.MonkeyPatch) -> type[FederatedModule]:
     monkeypatch.setitem(sys.modules, "my_lab", module)
     exec(compile(code, "my_lab.py", "exec"), vars(module))
     return module.FedAvgM
-
-
-def fit(method: FederatedModule, rounds: int = 3, **options: Any) -> Federation:
-    federation = new_federation(rounds, evaluate_every=0, **options)
-    federation.fit(method, new_data(3, 120))
-    return federation
 
 
 def test_the_lines_that_load_exports_do() -> None:
@@ -171,8 +167,8 @@ def test_the_lines_that_load_exports_do() -> None:
 
 def test_the_method_of_the_guide_is_what_it_says(fedavgm: type[FederatedModule]) -> None:
     """The first round is FedAvg's; in the second the server goes on by beta times what it went in the first, with parameters."""
-    plain = fit(FedAvg(NoisyNet, CLASSES, momentum)).run.server.state
-    assert same(fit(fedavgm(NoisyNet, CLASSES, 0.0, optimizer=momentum)).run.server.state, plain)
+    plain = fit(FedAvg(NoisyNet, CLASSES, momentum), rounds=3).run.server.state
+    assert same(fit(fedavgm(NoisyNet, CLASSES, 0.0, optimizer=momentum), rounds=3).run.server.state, plain)
     engine = Recording()
     federation = fit(fedavgm(NoisyNet, CLASSES, 0.5, optimizer=momentum), rounds=2, engine=engine)
     assert not same(federation.run.server.state, plain)
@@ -240,8 +236,8 @@ def test_momentum_on_the_server_is_the_method_of_the_guide(my_server: ModuleType
             server.update = my_server.OptimizerStep(parameters, partial(torch.optim.SGD, lr=1.0, momentum=0.9))
             return server
 
-    expected = fit(fedavgm(NoisyNet, CLASSES, 0.9, optimizer=momentum)).run.server.state
-    torch.testing.assert_close(fit(ByTorch(NoisyNet, CLASSES, momentum)).run.server.state, expected)
+    expected = fit(fedavgm(NoisyNet, CLASSES, 0.9, optimizer=momentum), rounds=3).run.server.state
+    torch.testing.assert_close(fit(ByTorch(NoisyNet, CLASSES, momentum), rounds=3).run.server.state, expected)
 
 
 def test_a_run_with_all_parts_goes_on_as_if_it_had_not_been_stopped(my_server: ModuleType) -> None:
@@ -249,8 +245,7 @@ def test_a_run_with_all_parts_goes_on_as_if_it_had_not_been_stopped(my_server: M
     method = partial(my_server.PrivateFedAvgM, Net, CLASSES, sgd)
     whole = fit(method(), rounds=4)
     fit(method(), rounds=2, run_dir="runs")
-    stopped = new_federation(4, evaluate_every=0, run_dir="runs")
-    stopped.fit(method(), new_data(3, 120), ckpt_path="last")
+    stopped = fit(method(), rounds=4, run_dir="runs")
     assert same(whole.run.server.state_dict(), stopped.run.server.state_dict())
     assert any(name.endswith("/momentum_buffer") for name in whole.run.server.state_dict())
     assert not same(whole.run.server.state, fit(FedAvg(Net, CLASSES, sgd), rounds=4).run.server.state)

@@ -1,18 +1,18 @@
 """Public data for tiny federations, and what is trained on them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import torch
 from tiny import CLASSES, Recording, new_data, new_federation
+from tiny_rounds import Losing
 from torch import Tensor
 
-from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.public_distillation import OUTPUTS
 from lightning_fed.data import InMemory
 from lightning_fed.data.client_info import SERVER
-from lightning_fed.engines import InProcess
 from lightning_fed.federation.federation import Federation
 from lightning_fed.seeding import derive_seed
 
@@ -58,27 +58,10 @@ def public_batches(data: InMemory, batch_size: int, steps: int, *stream: int) ->
             steps -= 1
 
 
-class Losing(InProcess):
-    """Some turns on public data come to nothing: the server's, or the clients'.
-
-    Args:
-        servers: whose.
-        place: which of them.
-    """
-
-    def __init__(self, servers: bool, place: int = 0) -> None:
-        super().__init__()
-        self.servers = servers
-        self.left = place
-
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
-        for turn in turns:
-            if turn.verb == "train_on_public" and (turn.client.id == SERVER) is self.servers:
-                self.left -= 1
-                if self.left == -1:
-                    yield TurnFailure(turn.client.id, "no power")
-                    continue
-            yield from super().run([turn])
+def losing(servers: bool, place: int = 0) -> Losing:
+    """Of the turns on public data, the server's or the clients', the one at ``place`` is lost."""
+    left = count(place, -1)
+    return Losing(lambda turn: turn.verb == "train_on_public" and (turn.client.id == SERVER) is servers and next(left) == 0)
 
 
 def said_in(engine: Recording) -> list[Tensor]:

@@ -40,6 +40,18 @@ def at_start(method: FederatedModule, clients: Sequence[ClientInfo], round: int 
     return server
 
 
+class Losing(InProcess):
+    """Loses some turns."""
+
+    def __init__(self, lost: Callable[[Turn], bool]) -> None:
+        super().__init__(threads=1)
+        self.lost = lost
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
+        for turn in turns:
+            yield from [TurnFailure(turn.client.id, "its battery was empty")] if self.lost(turn) else super().run([turn])
+
+
 class Changing(InProcess):
     """Updates are changed on their way: what they hold, by ``change``."""
 

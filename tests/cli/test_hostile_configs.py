@@ -21,7 +21,6 @@ from lightning_fed.data import FederatedDataModule, TableData
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg
 
-FEDERATION = "federation: {rounds: 1, progress: false, logger: false}"
 CONFIG = """
 data:
   class_path: Digits

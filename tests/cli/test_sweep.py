@@ -531,7 +531,7 @@ def test_all_runs_of_the_first_comparison_can_begin(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_the_example_of_the_documentation(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_the_documentation(capfd: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "comparisons.md").read_text()
     [content] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     Path("my.sweep.yaml").write_text(content)

@@ -209,7 +209,7 @@ def test_it_is_validated_when_the_trainer_says_also_where_a_phase_ends_an_epoch(
     assert module.validated == expected
 
 
-def test_early_stopping_stops(tmp_path: Path) -> None:
+def test_early_stopping_stops() -> None:
     module, stop = InSteps(), L.pytorch.callbacks.EarlyStopping("val/loss", patience=1, min_delta=100.0)
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = new_trainer(max_epochs=50, callbacks=[stop], num_sanity_val_steps=0, **options)

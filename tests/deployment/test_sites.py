@@ -2,7 +2,7 @@
 
 import pickle
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,18 @@ import pytest
 import torch
 from often import OFTEN, mostly_slow
 from tiny import CLASSES, METHODS, Net, Stop, data_for, momentum, new_federation, new_method, private_states, same, without_seconds
+from tiny_rounds import Losing
 from tiny_sites import NAMES, STUDY, Clock, Memory, data_of, fit, kept_at, linked, new_site
 
 from lightning_fed.core import PublicDistillation
 from lightning_fed.core.client_modules import ClientModules
-from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnFailure
+from lightning_fed.core.messages import Broadcast, Turn
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.deployment.data import DataAtSites
 from lightning_fed.deployment.engine import Sites
 from lightning_fed.deployment.link import Broken
 from lightning_fed.deployment.site import OneClient, SiteStore
 from lightning_fed.deployment.wire import SiteDescription, VerbSettings, pack, unpack
-from lightning_fed.engines import InProcess
 from lightning_fed.engines.compression import Compression
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
@@ -43,24 +43,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @cache
 def here(name: str, rounds: int = 3, evaluate_every: int = 0, lost: tuple[int, int] | None = None) -> Federation:
     """The same run in one process, in which perhaps a client's turn in a round is lost."""
-    federation = new_federation(rounds, engine=Losing(lost), participation=0.7, evaluate_every=evaluate_every)
+    engine = Losing(lambda turn: turn.verb == "fit" and (turn.client.id, turn.round) == lost)
+    federation = new_federation(rounds, engine=engine, participation=0.7, evaluate_every=evaluate_every)
     federation.fit(new_method(name), data_for(name, num_clients=3, size=100))
     return federation
-
-
-class Losing(InProcess):
-    """Loses a client's turn in a round."""
-
-    def __init__(self, lost: tuple[int, int] | None) -> None:
-        super().__init__(threads=1)
-        self.lost = lost
-
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
-        for turn in turns:
-            if turn.verb == "fit" and (turn.client.id, turn.round) == self.lost:
-                yield TurnFailure(turn.client.id, "as it is told")
-            else:
-                yield from super().run([turn])
 
 
 def assert_same_as_here(apart: Federation, link: Memory, together: Federation) -> None:

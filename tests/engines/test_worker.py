@@ -28,29 +28,21 @@ from tiny import (
     same,
     sgd,
 )
+from tiny_rounds import fit
 from torch import Tensor
 from torchmetrics import MetricCollection
 
 from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core import FineTuning
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnFailure, TurnResult
-from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.phase import Phase
 from lightning_fed.engines import InProcess
 from lightning_fed.engines.worker import Worker
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
-from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedHM, FedPer, FedProx, FedRep
 from lightning_fed.storage.client_store import ClientStore
 from lightning_fed.tensors import State
-
-
-def fit(model: FederatedModule, rounds: int = 2, **options: Any) -> Federation:
-    federation = new_federation(rounds, **options)
-    federation.fit(model, new_data(3, 120))
-    return federation
-
 
 # ---------------------------------------------------------------------------------------------------------------- mistakes
 
@@ -82,7 +74,7 @@ def test_a_mistake_of_the_user_is_named(mistaken: type[Mistaken], monkeypatch: p
     error = FederationError("the labels are not what they should be: look at the data.")
     monkeypatch.setattr(mistaken, "error", error)
     with pytest.raises(FederationError) as found:
-        fit(mistaken(Net, CLASSES, optimizer=momentum))
+        fit(mistaken(Net, CLASSES, optimizer=momentum), rounds=2)
     assert str(found.value) == f"Client 2 in round 2, phase local: {error}"
     assert found.value.__cause__ is error
 
@@ -90,7 +82,7 @@ def test_a_mistake_of_the_user_is_named(mistaken: type[Mistaken], monkeypatch: p
 def test_any_other_mistake_keeps_its_type_and_traceback(mistaken: type[Mistaken], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mistaken, "error", ZeroDivisionError("division by zero"))
     with pytest.raises(ZeroDivisionError) as found:
-        fit(mistaken(Net, CLASSES, optimizer=momentum))
+        fit(mistaken(Net, CLASSES, optimizer=momentum), rounds=2)
     assert found.value is mistaken.error
     assert found.value.__notes__ == ["In this turn: Client 2 in round 2, phase local."]
     last = traceback.extract_tb(found.value.__traceback__)[-1]
@@ -132,7 +124,7 @@ class Unmeasurable(FedAvg):
 @pytest.mark.parametrize(("client", "who"), [(1, "Client 1"), (-1, "The server")])
 def test_what_goes_wrong_in_measuring_says_so(client: int, who: str) -> None:
     with pytest.raises(IndexError, match="no such label") as found:
-        fit(Unmeasurable(client), evaluate_every=0, participation=0.3)  # client 1 trains in no round
+        fit(Unmeasurable(client), rounds=2, participation=0.3)  # client 1 trains in no round
     assert found.value.__notes__ == [f"In this turn: {who} in round 2, during evaluation."]
 
 

@@ -1,17 +1,17 @@
 """Batches that go on in the next round where the last one stopped: through lost turns, stops, on worker processes and at sites."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from tiny import CLASSES, Net, Stop, assert_same_end, new_data, new_federation, new_trainer, sgd
+from tiny_rounds import Losing
 from tiny_sites import STUDY, Clock, Memory
 
 from lightning_fed.core.fine_tuning import FineTuning
-from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.data import InMemory
 from lightning_fed.data.batches import ShuffledBatches
 from lightning_fed.deployment.data import DataAtSites
@@ -36,15 +36,6 @@ class Noting(FedAvg):
         assert self.client is not None
         self.seen[self.client.id] += batch[0].flatten(1)[:, 0].tolist()
         return super().client_step(batch)
-
-
-class Losing(InProcess):
-    """Client 1 trains in vain in round 2."""
-
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
-        for turn in turns:
-            lost = turn.verb == "fit" and (turn.round, turn.client.id) == (2, 1)
-            yield from [TurnFailure(1, "its battery was empty")] if lost else super().run([turn])
 
 
 def data() -> InMemory:
@@ -89,7 +80,7 @@ def test_batches_go_on_through_epochs_that_are_cut_short() -> None:
 
 
 def test_a_round_goes_on_where_the_last_one_stopped_and_a_lost_turn_moves_nothing() -> None:
-    fit(5, engine=Losing())
+    fit(5, engine=Losing(lambda turn: (turn.verb, turn.round, turn.client.id) == ("fit", 2, 1)))
     sizes = [len(data().client(client).splits[0]) for client in range(3)]
     assert min(sizes) < 5 * STEPS * 8  # more than an epoch of some
     for client, turns in enumerate([5, 4, 5]):

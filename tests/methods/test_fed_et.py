@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, Recording, WideNet, momentum, new_data, private_states, same
+from tiny import CLASSES, Net, Recording, WideNet, momentum, same
 from tiny_loops import batches, mean_of, step
-from tiny_public import PROXY, Losing, fit, public, public_batches, said_in, with_public
+from tiny_public import PROXY, fit, public_batches, said_in, with_public
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softmax
 
@@ -216,12 +216,6 @@ def test_without_steps_it_is_fedavg_of_each_architecture_with_a_common_head() ->
 # ------------------------------------------------------------------------------------------------------------ the server
 
 
-def test_labels_of_public_data_are_nobodys() -> None:
-    ends = [played(), fit(new(), with_public(public=public(torch.arange(50) % CLASSES)))]
-    assert same(*(end.run.server.state_dict() for end in ends))
-    assert private_states(ends[0]) == {}
-
-
 def test_what_the_server_does_is_counted_apart() -> None:
     ours, plain = played().run.history, fit(new(distill_steps=0)).run.history
     for row, other in zip(ours, plain, strict=True):
@@ -259,10 +253,6 @@ def test_examples_are_looked_at_in_parts_without_a_difference(monkeypatch: pytes
     assert same(whole, fit(new(), store_limit_mb=1e-6).run.server.state_dict())
 
 
-def test_what_cannot_work_is_refused() -> None:
+def test_heads_of_other_shapes_are_refused() -> None:
     with pytest.raises(FederationError, match=r"one last layer, but that of backbone 1 has shapes .*\(4, 12\)"):
         fit(new(backbone=[Net, OtherHead]))
-    with pytest.raises(FederationError, match="needs public data, and there are none"):
-        fit(new(), new_data())
-    with pytest.raises(FederationError, match="The server's own turns of round 1 were lost"):
-        fit(new(), engine=Losing(servers=True))

@@ -1,29 +1,20 @@
 """FedAvg against its paper."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_federation, new_trainer, same, sgd
+from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_trainer, same, sgd
 from tiny_loops import stripped
-from tiny_rounds import checked
+from tiny_rounds import checked, fit
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.core.messages import ClientUpdate
-from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.server import Server
 from lightning_fed.data import IID, InMemory
 from lightning_fed.errors import FederationError
-from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg
 from lightning_fed.models import CNN1
-
-
-def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:
-    federation = new_federation(**{"rounds": 1} | options)
-    federation.fit(model, data or new_data())
-    return federation
 
 
 def test_clients_with_equal_data_average_to_each_of_them() -> None:
@@ -93,7 +84,7 @@ def test_batch_norm_statistics_are_averaged_and_their_counter_takes_the_maximum(
 
 
 def test_everybody_holds_the_global_model_after_aggregation() -> None:
-    federation = fit(FedAvg(NoisyNet, CLASSES, momentum))
+    federation = fit(FedAvg(NoisyNet, CLASSES, momentum), new_data())
     for client in range(4):
         module = federation.client_module(client)
         assert same(module.state_dict(), federation.run.server.state_dict())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import CLASSES, Net, NoisyNet, Recording, Stop, new_data, new_trainer, private_states, same, sgd
+from tiny import CLASSES, Net, NoisyNet, Recording, new_data, new_trainer, private_states, same, sgd
 from tiny_loops import batches, fixed, mean_of, stripped
 from tiny_rounds import fit
 from torch import Tensor
@@ -131,14 +131,6 @@ def test_without_a_step_nothing_changes() -> None:
     model, h = split(fit(dyn(NoisyNet, CLASSES, epochs=0), rounds=2, engine=engine))
     assert same(model, engine.turns[0].broadcast.state)
     assert not any(tensor.any() for tensor in h.values())
-
-
-def test_a_continued_run_ends_alike(tmp_path: Any) -> None:
-    whole = fit(dyn(Net, CLASSES), rounds=3, participation=0.7)
-    with pytest.raises(KeyboardInterrupt):
-        fit(dyn(Net, CLASSES), rounds=3, participation=0.7, run_dir=str(tmp_path), callbacks=[Stop(2)])
-    resumed = fit(dyn(Net, CLASSES), rounds=3, participation=0.7, run_dir=str(tmp_path))
-    assert same(resumed.run.server.state_dict(), whole.run.server.state_dict())
 
 
 # ---------------------------------------------------------------------------------------------------- two quadratic clients

@@ -12,7 +12,7 @@ import torch
 import yaml
 from often import mostly_slow
 from tiny import CLASSES, Net, Recording, momentum, new_data, new_federation, new_method, new_trainer, sgd, without_seconds
-from tiny_rounds import Changing, UniformFedAvg, at_start
+from tiny_rounds import Changing, UniformFedAvg, at_start, fit
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -37,12 +37,6 @@ TinyResNet = partial(ResNet8, width=1 / 16)
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-
-
-def fit(model: FederatedModule, data: InMemory | None = None, rounds: int = 1, **options: Any) -> Federation:
-    federation = new_federation(rounds, **options)
-    federation.fit(model, data or new_data(3, 120))
-    return federation
 
 
 def train(module: FederatedModule, data: ClientDataModule, epochs: int = 1, **options: Any) -> None:

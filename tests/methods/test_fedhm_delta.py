@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import CLASSES, Net, momentum, new_data, new_federation, same
+from tiny import CLASSES, Net, momentum, new_data, same
 from tiny_loops import step, stripped
-from tiny_rounds import at_start
+from tiny_rounds import at_start, fit
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, cross_entropy, linear
 
 from lightning_fed.core.messages import ClientUpdate
-from lightning_fed.data import InMemory
 from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedHM, FedHMDelta
 from lightning_fed.methods.fedhm_delta import FedHMDeltaServer
 from lightning_fed.models import ResNet8
@@ -29,12 +27,6 @@ no_sgd = partial(torch.optim.SGD, lr=0.0)
 without_decay = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 TinyResNet = partial(ResNet8, width=1 / 16)
 RATIOS = (1.0, 0.5, 0.25)
-
-
-def fit(method: FedHM, data: InMemory, rounds: int = 1, **options: Any) -> Federation:
-    federation = new_federation(rounds, **{"evaluate_every": 0} | options)
-    federation.fit(method, data)
-    return federation
 
 
 def clients(number: int) -> list[ClientInfo]:

@@ -6,23 +6,17 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, new_trainer, same, sgd, without_seconds
+from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_trainer, same, sgd, without_seconds
+from tiny_rounds import fit
 from torch import Tensor
 
 from lightning_fed.core.messages import Broadcast
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.engines.turn_loop import QUIET
-from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedProx
 from lightning_fed.tensors import count_bytes
 
 INFO = new_data().clients[1]
-
-
-def fit(model: FederatedModule, batch_size: int = 16, **options: Any) -> Federation:
-    federation = new_federation(**{"rounds": 3, "evaluate_every": 1} | options)
-    federation.fit(model, new_data(3, 120, batch_size=batch_size))
-    return federation
 
 
 def received(model: FederatedModule) -> FederatedModule:
@@ -35,8 +29,8 @@ def received(model: FederatedModule) -> FederatedModule:
 
 def test_without_the_term_it_is_fedavg_bit_for_bit() -> None:
     ours, theirs = (
-        fit(FedProx(NoisyNet, CLASSES, 0.0, optimizer=momentum, epochs=2)),
-        fit(FedAvg(NoisyNet, CLASSES, momentum, epochs=2)),
+        fit(model, rounds=3, evaluate_every=1)
+        for model in (FedProx(NoisyNet, CLASSES, 0.0, optimizer=momentum, epochs=2), FedAvg(NoisyNet, CLASSES, momentum, epochs=2))
     )
     assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
     assert without_seconds(ours.run.history) == without_seconds(theirs.run.history)
@@ -46,7 +40,8 @@ def test_without_the_term_it_is_fedavg_bit_for_bit() -> None:
 def test_with_one_local_step_it_is_fedavg_bit_for_bit(mu: float) -> None:
     """Where a round starts the gradient of the term is zero."""
     ours, theirs = (
-        fit(model, batch_size=1000) for model in (FedProx(NoisyNet, CLASSES, mu, optimizer=sgd), FedAvg(NoisyNet, CLASSES, sgd))
+        fit(model, new_data(3, 120, batch_size=1000), rounds=3)
+        for model in (FedProx(NoisyNet, CLASSES, mu, optimizer=sgd), FedAvg(NoisyNet, CLASSES, sgd))
     )
     assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
 

@@ -1,30 +1,22 @@
 """FedRoD: two heads that must not disturb each other."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from tiny import CLASSES, Net, new_data, new_federation, same, sgd
 from tiny_loops import fixed
+from tiny_rounds import fit
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import IID
 from lightning_fed.errors import FederationError
-from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedRoD
 from lightning_fed.models import CNN1
 from lightning_fed.tensors import count_floats
 
 INFO = new_data().clients[0]
-
-
-def fit(model: FederatedModule, **options: Any) -> Federation:
-    federation = new_federation()
-    federation.fit(model, new_data(3, 120, **options))
-    return federation
 
 
 def batch() -> tuple[Tensor, Tensor]:
@@ -41,7 +33,9 @@ def test_payloads() -> None:
 
 
 def test_without_balancing_the_generic_model_is_fedavgs() -> None:
-    ours, theirs = fit(FedRoD(fixed(Net), CLASSES, gamma=0, optimizer=sgd)), fit(FedAvg(fixed(Net), CLASSES, sgd))
+    ours, theirs = (
+        fit(each, rounds=2) for each in (FedRoD(fixed(Net), CLASSES, gamma=0, optimizer=sgd), FedAvg(fixed(Net), CLASSES, sgd))
+    )
     assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
 
 
@@ -89,14 +83,15 @@ def test_the_generic_model_does_not_notice_the_personal_head() -> None:
         def personal_logits(self, features: Tensor) -> Tensor:
             return super().personal_logits(features).detach() * 0 + self.personal.bias * 0
 
-    ours, theirs = (fit(method(fixed(Net), CLASSES, optimizer=sgd)) for method in (FedRoD, Without))
+    ours, theirs = (fit(method(fixed(Net), CLASSES, optimizer=sgd), rounds=2) for method in (FedRoD, Without))
     assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
 
 
 def test_the_loss_that_is_logged_is_the_mean_of_the_two() -> None:
     """Without balancing and learning both heads say what FedAvg's one says."""
     still = partial(torch.optim.SGD, lr=0.0)
-    ours, theirs = fit(FedRoD(fixed(Net), CLASSES, gamma=0, optimizer=still)), fit(FedAvg(fixed(Net), CLASSES, still))
+    methods = FedRoD(fixed(Net), CLASSES, gamma=0, optimizer=still), FedAvg(fixed(Net), CLASSES, still)
+    ours, theirs = (fit(method, rounds=2) for method in methods)
     assert ours.run.history[0]["train/local_loss"] == theirs.run.history[0]["train/local_loss"]
 
 
@@ -130,7 +125,7 @@ def test_the_generic_model_is_measured_and_so_is_that_with_everybodys_head(kind:
 
 
 def test_absent_classes_leave_the_softmax_and_make_no_nan() -> None:
-    federation = fit(FedRoD(Net, CLASSES, optimizer=sgd), partition=IID())
+    federation = fit(FedRoD(Net, CLASSES, optimizer=sgd), new_data(3, 120, partition=IID()), rounds=2)
     module = federation.client_module(0)
     object.__setattr__(module.client, "label_counts", (5, 0, 0, 3))
     x, y = batch()[0], torch.tensor([0, 3] * 4)

@@ -25,6 +25,7 @@ from tiny import (
     tiny_transformer,
     tiny_vit,
 )
+from tiny_adapters import fit
 from tiny_loops import step
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -92,12 +93,6 @@ def noting(method: type[Noting] = Noting, **options: Any) -> Any:
     module = method(**{"backbone": still, "num_classes": CLASSES, "r": 3, "optimizer": adam, "steps": 3} | options)
     module.seen = []
     return module
-
-
-def fit(method: LoRAModule, data: InMemory, rounds: int = 2, **options: Any) -> Federation:
-    federation = new_federation(rounds, **{"evaluate_every": 0} | options)
-    federation.fit(method, data)
-    return federation
 
 
 def assert_close(one: State, other: State, atol: float) -> None:

@@ -7,19 +7,18 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_federation, new_trainer, private_states, same, sgd
+from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_trainer, private_states, same, sgd
 from tiny_loops import batches, step
+from tiny_rounds import fit
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.core.messages import ClientUpdate
-from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.server import Server
 from lightning_fed.data import IID, InMemory
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
-from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import PFedLoRA, Standalone
 from lightning_fed.models import CNN1, CNN2, CNN3, CNN4, CNN5
 from lightning_fed.seeding import INITIAL, seeded
@@ -27,12 +26,6 @@ from lightning_fed.tensors import State
 
 HETEROGENEOUS = [Net, WideNet]
 CLIENT = ClientInfo(0, 30, 5, 5, (10, 10, 5, 5))
-
-
-def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:
-    federation = new_federation(**{"rounds": 2} | options)
-    federation.fit(model, data or new_data())
-    return federation
 
 
 # ------------------------------------------------------------------------------------- the algorithm, once more, bare
@@ -87,8 +80,8 @@ def test_rounds_are_those_of_a_bare_loop(mu: float, epochs: int, adapter_epochs:
 def test_mu_1_is_standalone_bit_for_bit(adapter: Any) -> None:
     options = {"rounds": 3, "participation": 0.5}
     method = PFedLoRA(HETEROGENEOUS, CLASSES, mu=1, adapter=adapter, optimizer=momentum, epochs=2, adapter_epochs=1)
-    ours = fit(method, **options)
-    alone = fit(Standalone(HETEROGENEOUS, CLASSES, momentum, epochs=2), **options)
+    ours = fit(method, new_data(), **options)
+    alone = fit(Standalone(HETEROGENEOUS, CLASSES, momentum, epochs=2), new_data(), **options)
     assert {k: state.keys() for k, state in private_states(ours).items()} == {
         k: state.keys() for k, state in private_states(alone).items()
     }
@@ -99,7 +92,7 @@ def test_mu_1_is_standalone_bit_for_bit(adapter: Any) -> None:
 
 def test_mu_0_leaves_the_header_where_it_was() -> None:
     data = new_data()
-    federation = fit(PFedLoRA(Net, CLASSES, mu=0, optimizer=sgd), data)
+    federation = fit(PFedLoRA(Net, CLASSES, mu=0, optimizer=sgd), data, rounds=2)
     for client in data.clients:
         before, after = federation.run.model.for_client(client).private_state(), federation.run.store.get(client.id)
         moved = {name for name in before if not torch.equal(before[name], after[name])}
@@ -118,7 +111,7 @@ def test_one_client_of_one_is_not_averaged() -> None:
         def configure_server(self, *args: Any) -> Server:
             return Noting(self.shared_state())
 
-    federation = fit(NotingMethod(Net, CLASSES), new_data(1))
+    federation = fit(NotingMethod(Net, CLASSES), new_data(1), rounds=2)
     assert same(federation.run.server.state_dict(), sent[0].state)
 
 

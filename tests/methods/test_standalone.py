@@ -1,35 +1,27 @@
 """Standalone: nobody learns of anybody."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from tiny import CLASSES, Net, WideNet, momentum, new_data, new_federation, same
+from tiny import CLASSES, Net, WideNet, momentum, new_data, same
 from tiny_loops import fixed
+from tiny_rounds import fit
 
-from lightning_fed.core.module import FederatedModule
-from lightning_fed.data import InMemory, Partitioner
+from lightning_fed.data import Partitioner
 from lightning_fed.data.partition.pools import Indices
-from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, Standalone
 
 
-def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:
-    federation = new_federation(**{"rounds": 2} | options)
-    federation.fit(model, data or new_data())
-    return federation
-
-
 def test_nothing_is_sent() -> None:
-    federation = fit(Standalone([Net, WideNet], CLASSES))
+    federation = fit(Standalone([Net, WideNet], CLASSES), rounds=2)
     assert all(value == 0 for name, value in federation.run.history[-1].items() if name.startswith("traffic/"))
     assert federation.run.server.state_dict() == {}
     assert not federation.client_module(0).shared_state()
 
 
 def test_one_client_of_fedavg_is_standalone_bit_for_bit() -> None:
-    one, other = (fit(method(fixed(Net), CLASSES, momentum), new_data(1)) for method in (Standalone, FedAvg))
+    one, other = (fit(method(fixed(Net), CLASSES, momentum), new_data(1), rounds=2) for method in (Standalone, FedAvg))
     assert same(one.run.store.get(0), other.run.server.state_dict())
     assert one.run.results == other.run.results
 
@@ -49,20 +41,20 @@ def test_a_client_learns_as_if_it_were_alone() -> None:
     for size, num_clients in ((200, 1), (200, 3), (120, 4)):
         data = new_data(num_clients, size, partition=Blocks())
         data.client(0).data.images[40:] += size  # what the others hold
-        states.append(fit(Standalone(Net, CLASSES, momentum), data).run.store.get(0))
+        states.append(fit(Standalone(Net, CLASSES, momentum), data, rounds=2).run.store.get(0))
     assert same(states[0], states[1])
     assert same(states[0], states[2])
 
 
 def test_before_and_after_aggregation_are_the_same() -> None:
-    row = fit(Standalone(Net, CLASSES)).run.history[-1]
+    row = fit(Standalone(Net, CLASSES), rounds=2).run.history[-1]
     before = {name.removeprefix("before/"): value for name, value in row.items() if name.startswith("before/")}
     after = {name.removeprefix("after/"): value for name, value in row.items() if name.startswith("after/")}
     assert before == after
 
 
 def test_only_who_is_drawn_trains() -> None:
-    federation = fit(Standalone(Net, CLASSES), rounds=1, participation=0.5)
+    federation = fit(Standalone(Net, CLASSES), new_data(), participation=0.5)
     drawn = [client.id for client in federation.run.clients if client.id in federation.run.store]
     assert len(drawn) == 2
     for client in federation.run.clients:

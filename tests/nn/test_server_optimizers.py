@@ -21,10 +21,10 @@ from tiny import (
     same,
     sgd,
 )
+from tiny_rounds import fit
 from torch import Tensor
 
 from lightning_fed.core import (
-    FederatedModule,
     FederationError,
     ServerAdagrad,
     ServerAdam,
@@ -33,7 +33,6 @@ from lightning_fed.core import (
     ServerYogi,
 )
 from lightning_fed.core.server import OptimizerUpdate
-from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
 
 DELTA = torch.tensor([2.0, -0.5, 1e-3, 0.0])
@@ -51,12 +50,6 @@ def steps(optimizer: ServerOptimizer, deltas: list[Tensor]) -> list[Tensor]:
     return moves
 
 
-def fit(model: FederatedModule, rounds: int = 3, ckpt_path: str | None = None, **options: Any) -> Federation:
-    federation = new_federation(rounds, evaluate_every=0, **options)
-    federation.fit(model, new_data(3, 120), ckpt_path=ckpt_path)
-    return federation
-
-
 @pytest.mark.often(2)
 @pytest.mark.parametrize(
     "method",
@@ -67,7 +60,9 @@ def fit(model: FederatedModule, rounds: int = 3, ckpt_path: str | None = None, *
     ],
 )
 def test_with_rate_1_and_no_momentum_it_is_fedavg_bit_for_bit(method: Any) -> None:
-    ours, theirs = fit(method(NoisyNet, CLASSES, optimizer=momentum)), fit(FedAvg(NoisyNet, CLASSES, momentum))
+    ours, theirs = (
+        fit(each, rounds=3) for each in (method(NoisyNet, CLASSES, optimizer=momentum), FedAvg(NoisyNet, CLASSES, momentum))
+    )
     assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
 
 
@@ -165,7 +160,7 @@ def test_moments_are_in_the_checkpoint_and_a_continued_run_ends_alike(tmp_path: 
     assert {name.split("/")[1] for name in whole if name.startswith("update/")} == {"m", "v", "rounds"}
     with pytest.raises(KeyboardInterrupt):
         fit(method(), rounds=4, run_dir=str(tmp_path / "run"), checkpoint_every=1, callbacks=[Stop(3)])
-    resumed = fit(method(), rounds=4, run_dir=str(tmp_path / "run"), checkpoint_every=1, ckpt_path="last")
+    resumed = fit(method(), rounds=4, run_dir=str(tmp_path / "run"), checkpoint_every=1)
     assert same(resumed.run.server.state_dict(), whole)
 
 

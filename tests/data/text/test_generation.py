@@ -133,7 +133,7 @@ def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path) -> None:
         few(tmp_path, tokenizer=save_tokenizer(tmp_path / "bert")).setup()
 
 
-def test_scores_are_checked_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_are_checked_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(FederationError, match="install a Java runtime, or leave meteor out"):
         E2E("nowhere", tokenizer="nothing").setup()

@@ -86,7 +86,7 @@ def test_hub(version: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert data.questions() == (expected("ABC", version), expected("DE", version))
 
 
-def test_own_files(tmp_path: Path, tokenizer: str) -> None:
+def test_own_files(tokenizer: str) -> None:
     for part, title in (("train", "A"), ("test", "B")):
         Path(f"{part}.json").write_text(json.dumps({"data": [squad_article(title)]}))
     options: dict[str, Any] = {"tokenizer": tokenizer, "max_length": 24, "stride": 2, "num_clients": 1, "partition": IID()}

@@ -172,7 +172,7 @@ def test_batches_of_texts(tokenizer: str) -> None:
         assert torch.equal(inputs["attention_mask"] == 0, inputs["input_ids"] == IDS["[PAD]"])
 
 
-def test_a_tokenizer_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(FederationError, match=rf"load a tokenizer from {tmp_path}.*tokenizer\.json") as caught:
         Given(([("a",)], [0]), tokenizer=str(tmp_path)).load()
     assert "\n" not in str(caught.value)
