@@ -35,7 +35,8 @@ from lightning_fed.models import CNN5, Backbone, ResNet8, TransformerClassifier
 from lightning_fed.testing.checks import CHECKS
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 assert {"README.md", "decisions.md", "fedavg.md"} <= {page.name for page in PAGES}
 
 
@@ -79,6 +80,13 @@ def with_a_new_option() -> dict[Path, list[list[str]]]:
 
 NEW = with_a_new_option()
 pages = partial(pytest.mark.parametrize, "page", ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def test_every_page_of_the_site_is_in_a_list() -> None:
+    lists = DOCS.glob("**/index.md")
+    named = {str((page.parent / line.strip()).relative_to(DOCS)) for page in lists for line in page.read_text().splitlines()}
+    pages = {str(page.relative_to(DOCS).with_suffix("")) for page in DOCS.glob("**/*.md") if "_build" not in page.parts}
+    assert {page for page in pages - named if not page.startswith("methods/")} == {"index"}
 
 
 def test_configurations_of_commands_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

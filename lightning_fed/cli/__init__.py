@@ -21,7 +21,9 @@ SUBCOMMANDS = {
     "serve": "run the server of a study whose data stay at their sites",
     "join": "take part in such a study; the data stay on this machine",
 }
-"""A new verb needs a line here, and ``run(args)`` in a file of its name in ``cli/``."""
+"""A new verb needs a line here. One that is no method of :class:`lightning_fed.Federation` has a file of its name in ``cli/``, with
+``parser()`` and ``run(args)``.
+"""
 
 OF_FEDERATION = ("fit", "validate", "test", "predict", "export", "privacy")
 """Verbs that are methods of :class:`lightning_fed.Federation`; all are in ``fit.py``."""

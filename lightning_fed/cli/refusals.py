@@ -2,6 +2,7 @@
 
 import pkgutil
 import re
+import sys
 from collections.abc import Collection, Iterable
 from dataclasses import fields
 from functools import cache
@@ -40,12 +41,13 @@ HOMES = {
     "aggregation": (lightning_fed.core, lightning_fed.core.Aggregation),
     "attack": (lightning_fed.federation.attacks, lightning_fed.federation.attacks.Attack),
     "privacy": (lightning_fed.privacy, DifferentialPrivacy),
+    "server_optimizer": (lightning_fed.core, lightning_fed.core.ServerOptimizer),
     "logger": (lightning.pytorch.loggers, lightning.pytorch.loggers.Logger),
 }
 """Packages of the classes that an option takes, by the last part of the option's name."""
 
-CLASSES_OF_TORCH = {"optimizer": torch.optim, "lr_scheduler": torch.optim.lr_scheduler}
-"""Packages of the classes that an option takes."""
+CLASSES_OF_TORCH = {"optimizer": (torch.optim, ""), "lr_scheduler": (torch.optim.lr_scheduler, ""), "loss": (torch.nn, "torch.nn.")}
+"""Packages of the classes that an option takes, and what their names begin with."""
 
 BASES = {
     "FederatedModule": "FedAvg",
@@ -63,6 +65,7 @@ BASES = {
     "UpdateAttack": "SignFlip",
     "DifferentialPrivacy": "ClientDP",
     "Logger": "CSVLogger",
+    "ServerOptimizer": "ServerAdam",
     "Backbone": "LeNet5",
     "TrainableNetwork": "LeNet5",
     "Transformer": "TransformerClassifier",
@@ -209,16 +212,22 @@ def _with_names(text: str, message: str, keys: list[str], options: Collection[st
         return unknown(text, wrong[1], options, verb)
     elif text.startswith("unrecognized arguments: "):
         text += "; the names of options begin with --, and a configuration is given as --config FILE"
+    elif keys == ["model"] and text == "the following arguments are required: backbone":
+        text += "; the one of the configuration, if it has one, does not fit the method: name another with --model.backbone"
     elif text.startswith("the following arguments are required: "):
         text = re.sub(r"\b\w+\.(?=data|model|output)", "--", text)
         text += "; or --config with a file or a name that lightning-fed configs lists"
     elif "expected the name of a" in text:
         given = [name for name in re.findall(r"'(\w+)':", _given(message)) if name not in ("class_path", "init_args")]
         text += nearest(given[0], ["class_path", "init_args"]) if given else ""
-    if wrong := re.search(r"(?:there is no|has no attribute) '(?:[\w.]*\.)?(\w+)'", text):
-        home = CLASSES_OF_TORCH.get(keys[-1].rpartition(".")[2] if keys else "")
-        text += nearest(wrong[1], [name for name in dir(home) if name[0].isupper()]) if home else ""
-    if keys and re.search("there is no|has no attribute| is no ", text) and (names := known(keys[-1].rpartition(".")[2])):
+    elif text.startswith("No module named "):
+        text += "; for a file in this folder, start the command with PYTHONPATH=."
+    elif wrong := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", text):
+        return text + nearest(wrong[2], [name for name, value in vars(sys.modules[wrong[1]]).items() if isinstance(value, type)])
+    if wrong := re.search(r"there is no '(?:[\w.]*\.)?(\w+)'", text):
+        home, path = CLASSES_OF_TORCH.get(keys[-1].rpartition(".")[2] if keys else "", (None, ""))
+        text += nearest(path + wrong[1], [path + name for name in dir(home) if name[0].isupper()]) if home else ""
+    if keys and re.search("there is no| is no ", text) and (names := known(keys[-1].rpartition(".")[2])):
         wrong = re.search(r"there is no '([^']*)'|(\S+) is no ", text)
         pretrained = ""
         name = (wrong[1] or wrong[2]).rpartition(".")[2] if wrong else ""

@@ -3,7 +3,7 @@
 import json
 import re
 import zlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,8 @@ def read_manifest(path: Path) -> Manifest:
         raise DamagedError(f"{path} has format {version}, this version reads {FORMAT}")
     if changed:
         raise DamagedError(f"{path} is damaged (its checksum does not match)")
+    if unknown := body.keys() - {known.name for known in fields(Manifest)}:
+        raise DamagedError(f"{path} has {', '.join(sorted(unknown))}, which this version does not know: a newer one wrote it")
     best = Best(**body["best"]) if body["best"] is not None else None
     manifest = Manifest(**body | {"best": best, "index": {int(number): name for number, name in body["index"].items()}})
     if (named := round_named(path.stem) or round_named(path.parent.name)) not in (None, manifest.round):

@@ -8,7 +8,7 @@ import pytest
 
 import lightning_fed
 from lightning_fed.__main__ import main
-from lightning_fed.cli import all_parsers
+from lightning_fed.cli import OF_FEDERATION, SUBCOMMANDS, all_parsers
 from lightning_fed.cli.help import option_index
 from lightning_fed.cli.help.option_index import OptionIndex, read
 from lightning_fed.cli.quick_help import index, quick_help
@@ -23,6 +23,10 @@ def printed(capsys: pytest.CaptureFixture[str], args: list[str]) -> str:
         main(args)
     assert not ended.value.code
     return capsys.readouterr().out
+
+
+def test_each_verb_has_a_parser() -> None:
+    assert {*SUBCOMMANDS} == {*OF_FEDERATION, *all_parsers.PLAIN, "completion"}
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,7 @@ PARTITIONS: dict[str, dict[str, Any]] = {
     "GivenShares": {"shares": [[0.3] * 10] * 3},
     "NWayKShot": {"ways": [2, 2], "shots": [9, 9]},
     "BySimilarity": {"iid_fraction": 0.5},
+    "WholeLabels": {},
     "ByColumn": {"column": "user"},
 }
 

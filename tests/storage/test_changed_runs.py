@@ -261,6 +261,14 @@ def test_a_history_that_lacks_what_the_method_reports_is_refused(played: Path) -
         new_federation(3, run.parent, target=2.0).fit(new_method("FedPer"), new_data(2), ckpt_path=run)
 
 
+def test_a_field_of_a_newer_version_is_refused(played: Path) -> None:
+    run = copied(played)
+    newest, _ = load_checkpoint(run)
+    forge(newest.path, lambda body: body.update(later=1))
+    _, passed_over = load_checkpoint(run)
+    assert "has later, which this version does not know: a newer one wrote it" in str(passed_over)
+
+
 def test_fewer_rounds_than_were_played_are_refused(played: Path) -> None:
     with pytest.raises(FederationError, match=r"round_000002 is of round 2, but rounds is 1: set rounds to at least that"):
         go_on(copied(played), rounds=1)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fed.data.batches import INPUT, TARGETS
+from lightning_fed.data.checked import pick_column
 from lightning_fed.data.files.columns import (
     ENDINGS,
     FILE,
@@ -136,6 +137,8 @@ class CSVFiles(ScaledColumns, TableData):
         absent = [name for name in self.target if name not in columns]
         require(not absent, f"{files[0]} has the columns {', '.join(header)}, but no target {', '.join(map(repr, absent))}.")
         owner = self.partition.column if isinstance(self.partition, ByColumn) else None
+        for column in filter(None, (owner, self.split_column)):
+            pick_column(type(self).__name__, columns, column)  # before other columns are read as inputs
         other_use = {*self.target, self.split_column, owner}
         names = self.input or [name for name in header if name not in other_use]
         if self.input is None:

@@ -54,6 +54,14 @@ def test_the_median_is_another_number() -> None:
     assert row.tolist() == pytest.approx([90, 0.6, 0.2, 0.2, 130])  # of five training rows of both clients
 
 
+@pytest.mark.parametrize("wrong", [{"client": "hospital"}, {"split_column": "hospital"}], ids=["client", "set"])
+def test_a_column_that_is_missing_is_named_before_others_are_read(wrong: dict[str, str]) -> None:
+    Path("sites").mkdir()
+    Path("sites/all.csv").write_text("site,age,pain,sick,set\n" + "north,30,1,no,train\nsouth,60,2,yes,test\n" * 9)
+    with pytest.raises(FederationError, match="CSVFiles has no column 'hospital', its columns are: site, age"):
+        table(**wrong).column("age")
+
+
 def test_each_clients_own_scale_and_gaps() -> None:
     write()
     data = table(standardize="client")

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from tiny_partitions import histogram
 
-from lightning_fed.data import IID, BySimilarity, ClassesPerClient, DirichletPerClass, DirichletPerClient, NWayKShot, Partitioner
+from lightning_fed.cli.refusals import known
+from lightning_fed.data import (
+    IID,
+    BySimilarity,
+    ClassesPerClient,
+    DirichletPerClass,
+    DirichletPerClient,
+    NWayKShot,
+    Partitioner,
+)
 from lightning_fed.data.partition.pools import Indices
 from lightning_fed.errors import FederationError
 
@@ -15,7 +24,14 @@ TRAIN10 = RNG.permutation(np.repeat(np.arange(10), 5000))
 TEST10 = RNG.permutation(np.repeat(np.arange(10), 1000))
 TRAIN100 = RNG.permutation(np.repeat(np.arange(100), 500))
 
-EVERY = [IID(), ClassesPerClient(2), DirichletPerClient(0.3), DirichletPerClass(0.5), BySimilarity(0.5), NWayKShot((2, 4))]
+EVERY = [
+    IID(),
+    ClassesPerClient(2),
+    DirichletPerClient(0.3),
+    DirichletPerClass(0.5),
+    BySimilarity(0.5),
+    NWayKShot((2, 4)),
+]
 DISJOINT = [
     IID(),
     ClassesPerClient(2),
@@ -23,6 +39,11 @@ DISJOINT = [
     DirichletPerClass(0.5),
     DirichletPerClass(0.5, balanced=True),
 ]
+
+
+def test_every_partition_is_tried() -> None:
+    elsewhere = {"ByColumn", "GivenShares", "WholeLabels"}  # in files of their own
+    assert {type(partition).__name__ for partition in EVERY} == {*known("partition")} - elsewhere
 
 
 @pytest.mark.parametrize("partition", EVERY, ids=repr)
