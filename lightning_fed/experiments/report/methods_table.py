@@ -13,7 +13,7 @@ from lightning_fed.experiments.report.runs import UNSEEN
 from lightning_fed.experiments.report.statistics import CONFIDENCE, Estimate, holm
 from lightning_fed.experiments.report.views import View, rough
 from lightning_fed.experiments.sweep.plan import Published, ReportOptions
-from lightning_fed.formatting import sized
+from lightning_fed.formatting import counted, sized
 
 DEFAULT = ReportOptions()
 
@@ -50,7 +50,7 @@ def methods_table(comparison: Comparison, published: Sequence[Published] = ()) -
         room = room_column(comparison, options.room)
         columns, notes = [*columns, room[0]], [*notes, room[1]]
     table = Layout.of(comparison.setting, {method: Entry(_called(comparison, method)) for method in methods}, columns, notes)
-    majority = comparison.runs.drop_duplicates("partition")["majority"] * comparison.scale
+    majority = comparison.runs.groupby("partition")["majority"].first() * comparison.scale  # global metrics have none
     if comparison.scale == 100.0 and majority.notna().any():
         numbers = [Entry("majority label"), *([BLANK] if comparison.mixed else []), Entry(spread(majority))]
         table.rows.append([*numbers, *[BLANK] * (len(table.columns) - len(numbers))])
@@ -106,8 +106,12 @@ def _difference_column(comparison: Comparison, apart: Mapping[str, Estimate]) ->
         if runs[method].index.intersection(runs[comparison.baseline].index).empty:
             return Entry("no seed in common")
         own, shared = len(comparison.methods[method]), one.partitions * one.seeds
-        draws = f"{one.partitions} partitions × {one.seeds} training" if comparison.crossed else f"{shared} of {own}"
-        note = f"Over the {draws} seeds for which no run is missing." if 0 < shared < own else ""
+        draws = f"{shared} of {own} seeds"
+        if comparison.crossed:
+            draws = f"{counted(one.partitions, 'partition')} × {counted(one.seeds, 'training seed')}"
+        note = f"Over the {draws} for which no run is missing." if 0 < shared < own else ""
+        if one.partitions == 1 < len(comparison.partitions) and not isnan(one.error):
+            note = f"{note} Valid for this partition alone.".lstrip()
         return Entry(difference_text(one, comparison.scale, comparison.digits), note=note)
 
     return Column(f"{comparison.compared.replace('_', ' ')}, minus {comparison.baseline}", entry)

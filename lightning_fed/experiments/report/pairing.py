@@ -26,7 +26,8 @@ def difference(one: pd.Series, other: pd.Series) -> Estimate:
 
 
 def best_group(values: Mapping[str, pd.Series], lower: bool = False) -> set[str]:
-    """The method with the best mean and those that are not separated from it; empty if no difference has an interval.
+    """The method with the best mean and those that are not separated from it; empty if no difference has an interval. Methods whose
+    difference has none, because of a single run, are not among them.
 
     Args:
         values: values of each method, see :func:`cells_of`.
@@ -39,4 +40,4 @@ def best_group(values: Mapping[str, pd.Series], lower: bool = False) -> set[str]
     apart = {name: difference(known[best], series) for name, series in known.items() if name != best}
     if all(math.isnan(one.error) for one in apart.values()):
         return set()
-    return {best, *(name for name, one in apart.items() if not one.separated)}
+    return {best, *(name for name, one in apart.items() if abs(one.mean) <= one.half_width)}

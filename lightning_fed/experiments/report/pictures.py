@@ -1,15 +1,17 @@
 """Pictures of a comparison, as wide as a column of a paper."""
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from math import isnan
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
 
 from lightning_fed.experiments.report.comparison import Comparison
 from lightning_fed.experiments.report.views import in_percent, measure_of
@@ -27,6 +29,7 @@ STYLE: Any = {
     **{"font.size": 8, "axes.labelsize": 8, "legend.fontsize": 7, "xtick.labelsize": 7, "ytick.labelsize": 7},
     **{"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3, "grid.linewidth": 0.5},
     **{"lines.linewidth": 1.3, "lines.markersize": 2.5, "legend.frameon": False, "axes.linewidth": 0.6},
+    "text.parse_math": False,  # names of methods may have dollar signs
 }
 
 AXES = {
@@ -56,7 +59,7 @@ def pictures(rounds: pd.DataFrame, clients: pd.DataFrame, metric: str, ends: End
     styles = dict(zip(rounds["method"].unique(), _styles(), strict=False))
     for setting, group in rounds.groupby("setting", sort=False, dropna=False):
         suffix = f"-{setting}" if setting else ""
-        for name in AXES:
+        for name in AXES if group[metric].notna().any() else ():
             of_setting = {method: end for (where, method), end in (ends or {}).items() if where == setting}
             yield f"over_{name}{suffix}", curves(group, metric, name, styles, of_setting)
     column = f"test/{measure_of(metric)}"
@@ -73,6 +76,21 @@ Style = tuple[str, str]
 def _styles() -> Iterator[Style]:
     """Colours and dashes, both cycled."""
     return zip(cycle(COLORS), cycle(DASHES), strict=False)
+
+
+def save(figure: Figure, path: Path) -> bytes:
+    """Write a picture as PDF and PNG, and return the latter.
+
+    Args:
+        figure: the picture.
+        path: its file without extension.
+    """
+    png = io.BytesIO()
+    with rc_context(STYLE):  # ticks are made when a figure is drawn
+        figure.savefig(f"{path}.pdf")
+        figure.savefig(png, format="png")
+    Path(f"{path}.png").write_bytes(png.getvalue())
+    return png.getvalue()
 
 
 def curves(rounds: pd.DataFrame, metric: str, over: str, styles: dict[str, Style], ends: Mapping[str, float]) -> Figure:
@@ -113,7 +131,10 @@ def curves(rounds: pd.DataFrame, metric: str, over: str, styles: dict[str, Style
         else:
             if reach and max(reach) > 8 * min(reach):
                 axes.set_xscale("log")
-            axes.xaxis.set_major_formatter(EngFormatter(unit) if unit else lambda x, _: f"{x:.2g}".replace("e+", "e"))
+                axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.xaxis.set_major_formatter(
+                EngFormatter(unit) if unit else lambda x, _: f"{x:.3g}".replace("e+0", "e").replace("e+", "e")
+            )
         axes.set(xlabel=label, ylabel=_called(metric, percent))
         _legend(figure, axes)
         return figure
@@ -146,7 +167,7 @@ def boxes(clients: pd.DataFrame, column: str, styles: dict[str, Style]) -> Figur
             axes.plot(values, [place + offset for offset in offsets], ".", color=styles[name][0], alpha=0.35, markersize=2.5)
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
-        axes.set(xlabel=f"{_called(column, percent)} of each client")
+        _label(axes, f"{_called(column, percent)} of each client")
         return figure
 
 
@@ -158,7 +179,7 @@ def sites(clients: pd.DataFrame, column: str, styles: dict[str, Style]) -> Figur
     sizes = clients.groupby("name")["train" if "train" in clients else "test"].mean().sort_values(ascending=False, kind="stable")
     methods = list(clients["method"].unique())
     with rc_context(STYLE):
-        figure, axes = _new(0.7 + (0.14 + 0.06 * len(methods)) * len(sizes) + 0.12 * -(-len(methods) // 3))
+        figure, axes = _new(0.7 + (0.14 + 0.06 * len(methods)) * len(sizes))
         for place, method in enumerate(methods):
             own = clients[clients["method"] == method].groupby("name")[column]
             mean, std = ((of * (100 if percent else 1)).reindex(sizes.index) for of in (own.mean(), own.std(ddof=1)))
@@ -167,8 +188,8 @@ def sites(clients: pd.DataFrame, column: str, styles: dict[str, Style]) -> Figur
         axes.set_yticks(range(len(sizes)), [f"{name} ({size:.0f})" for name, size in sizes.items()])
         axes.set_ylim(len(sizes) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
-        axes.set(xlabel=_called(column, percent))
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, handlelength=1.0, columnspacing=0.8)
+        _label(axes, _called(column, percent))
+        _legend_above(figure, axes)
         return figure
 
 
@@ -191,7 +212,7 @@ def dots(comparison: Comparison) -> Figure:
         points = f"{measure_of(usual).replace('_', ' ')} minus that of {comparison.baseline}" + (
             " (points)" if scale == 100 else ""
         )
-        axes.set_xlabel(f"test {points}", loc="right")  # it goes on below the names of methods, which take the axis' room
+        _label(axes, f"test {points}")
         return figure
 
 
@@ -221,7 +242,7 @@ def values_tried(tried: Mapping[tuple[str, str], Sequence[Trial]]) -> Figure:
         axes.margins(x=0.1)
         axes.grid(visible=False, axis="y")
         what = measure_of(metrics[0]).replace("_", " ") if len(set(metrics)) == 1 else "monitored metric"
-        axes.set(xlabel=f"validation {what}" + (" (%)" if percent else ""))
+        _label(axes, f"validation {what}" + (" (%)" if percent else ""))
         return figure
 
 
@@ -230,16 +251,31 @@ def _new(height: float = HEIGHT) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
+def _label(axes: Axes, text: str) -> None:
+    """Label a horizontal axis. The text goes on below the names of rows, which take the axis' room."""
+    axes.set_xlabel(text, loc="right")
+
+
 def _called(metric: str, percent: bool) -> str:
     return f"test {measure_of(metric).replace('_', ' ')}" + (" (%)" if percent else "")
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    """A legend inside the picture if it fits, else above it, in a picture that is higher by that."""
-    labels = axes.get_legend_handles_labels()[1]
-    if len(labels) <= 4:
-        axes.legend(loc="best")
-        return
-    columns = 3 if max(map(len, labels)) <= 16 else 2
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, handlelength=1.5, columnspacing=0.8)
-    figure.set_figheight(HEIGHT + 0.12 * -(-len(labels) // columns))
+    """A legend inside the picture if it has up to four lines that are not long, else above it."""
+    if len(axes.get_legend_handles_labels()[1]) <= 4:
+        inside = axes.legend(loc="best")
+        if inside.get_window_extent().width < 0.7 * figure.bbox.width:
+            return
+        inside.remove()
+    _legend_above(figure, axes)
+
+
+def _legend_above(figure: Figure, axes: Axes) -> None:
+    """A legend above the picture, which becomes higher by that, in as many columns as fit."""
+    lines, labels = axes.get_legend_handles_labels()
+    for columns in (3, 2, 1):
+        legend = figure.legend(lines, labels, loc="outside upper center", ncols=columns, handlelength=1.5, columnspacing=0.8)
+        if legend.get_window_extent().width < figure.bbox.width or columns == 1:
+            break
+        legend.remove()
+    figure.set_figheight(figure.get_figheight() + 0.12 * -(-len(labels) // columns))

@@ -1,6 +1,5 @@
 """A complete report: the runs, their tables, and the output folder."""
 
-import io
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from lightning_fed.experiments.report.writers import in_latex, in_markdown, late
 from lightning_fed.experiments.sweep.folder import CellFolder
 from lightning_fed.experiments.sweep.plan import ReportOptions, Sweep, file_name
 from lightning_fed.experiments.sweep.tuning import Trial, chosen, grouped, inequality, trials
+from lightning_fed.formatting import counted
 
 Format = Literal["md", "tex", "csv"]
 
@@ -75,7 +75,7 @@ class Report:
 
     def write(self, output: Path) -> None:
         """Write tables, pictures and ``report.html`` into a folder."""
-        from lightning_fed.experiments.report.pictures import dots, pictures, values_tried  # matplotlib takes long to import
+        from lightning_fed.experiments.report.pictures import dots, pictures, save, values_tried  # loads matplotlib
 
         output.mkdir(parents=True, exist_ok=True)
         rounds, clients = map(self._finished, (self.rounds, self.clients))
@@ -83,18 +83,12 @@ class Report:
             (output / f"{name}.csv").write_text(as_csv(table))
         for name, format in (("runs", "csv"), ("table", "md"), ("table", "tex")):
             (output / f"{name}.{format}").write_text(self.text(format))  # type: ignore[arg-type]
-        drawn = {}
         rounds, clients, metric = self._of_one_metric(rounds, clients)
         apart = [one for one in self.compared if one.differences(one.compared)]
         differences = ((f"differences{f'-{one.setting}' if one.setting else ''}", dots(one)) for one in apart)
         tuned = [("tuning", values_tried(grouped(self.tried)))] if self.tried else []
-        for name, figure in (*differences, *pictures(rounds, clients, metric, self.ends), *tuned):
-            file = _short(file_name(name))
-            figure.savefig(output / f"{file}.pdf")
-            png = io.BytesIO()
-            figure.savefig(png, format="png")
-            drawn[name.replace("_", " ")] = png.getvalue()
-            (output / f"{file}.png").write_bytes(png.getvalue())
+        figures = (*differences, *pictures(rounds, clients, metric, self.ends), *tuned)
+        drawn = {name.replace("_", " "): save(figure, output / _short(file_name(name))) for name, figure in figures}
         title = f"Comparison of {', '.join(dict.fromkeys(self.runs['method']))}"
         findings = list(map(finding, self.compared))
         text = page(title, findings, self.tables, drawn, settings_table(self.folders), self.commands, self.notes)
@@ -157,7 +151,7 @@ def report_on(folders: Sequence[Path], vary: Collection[str] = (), **given: Any)
     tried = list[Trial]()
     for root, sweep in sweeps.items():
         of_sweep = trials(sweep, root)
-        notes += without_a_round(sweep, root, of_sweep, folders)
+        notes += [*without_a_round(sweep, root, of_sweep, folders), *not_of_the_sweep(sweep, root, of_sweep, folders)]
         tables += tuning_tables(sweep, of_sweep)
         tried += of_sweep
     if len(sweeps) > 1 and (unequal := inequality(*sweeps.values())):
@@ -175,13 +169,27 @@ def without_a_round(sweep: Sweep, root: Path, tried: Sequence[Trial], folders: S
         folders: the folders of the report; runs elsewhere are not wanted.
     """
     places = [root / cell.name for cell in sweep.cells_with(chosen(tried))]
-    wanted = [place for place in places if any(place.is_relative_to(folder.absolute()) for folder in folders)]
+    wanted = [place for place in places if _is_below(place, folders)]
     left_out = [cell for cell in map(CellFolder, wanted) if cell.run is None]
     failed = [(cell.path, result.error) for cell in left_out if (result := cell.result) and cell.status == "failed"]
     lines = [f"Left out: {path} has failed before it finished a round: {error.rstrip('.')}." for path, error in failed]
     if others := len(left_out) - len(failed):
         lines.append(f"Left out: {others} of {len(wanted)} runs in {root}, which have not finished a round.")
     return lines
+
+
+def not_of_the_sweep(sweep: Sweep, root: Path, tried: Sequence[Trial], folders: Sequence[Path]) -> list[str]:
+    """A line about runs in a sweep's folder that it does not have, such as those of another one. Arguments are those of
+    :func:`without_a_round`.
+    """
+    own = {root / cell.name for cell in (*sweep.cells_with(chosen(tried)), *sweep.trials)}
+    others = sorted({path.parent for path in root.rglob("cell.json") if _is_below(path, folders)} - own)
+    runs = counted(len(others), "run")
+    return [f"Left out: {runs} below {root} that its sweep.yaml does not name, such as {others[0]}."] if others else []
+
+
+def _is_below(path: Path, folders: Sequence[Path]) -> bool:
+    return any(path.is_relative_to(folder.absolute()) for folder in folders)
 
 
 def report_options(sweeps: Mapping[Path, Sweep], given: Mapping[str, Any]) -> ReportOptions:

@@ -84,7 +84,8 @@ class Components:
 
 def complete(cells: Cells) -> Cells:
     """The cells without gaps: while one is missing, the partition or training seed with the largest share of missing cells is
-    removed. If no two cells have either in common, each is a partition with its own training seed: shape (N, 1).
+    removed, of equal ones the training seed, since an interval is for new partitions first of all. If no two cells have either in
+    common, each is a partition with its own training seed: shape (N, 1).
 
     Args:
         cells: NaN where a cell is missing.
@@ -94,7 +95,7 @@ def complete(cells: Cells) -> Cells:
         return cells[known][:, None]
     while not known.all():
         lacking = [1 - known.mean(axis) for axis in (1, 0)]
-        axis = int(lacking[1].max() > lacking[0].max())
+        axis = int(lacking[1].max() >= lacking[0].max())
         cells, known = (np.delete(of, int(lacking[axis].argmax()), axis) for of in (cells, known))
     return cells
 

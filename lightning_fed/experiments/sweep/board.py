@@ -1,6 +1,7 @@
 """TensorBoard for a sweep: for each method the mean over its finished runs as a line, and a band."""
 
 import csv
+import math
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -39,10 +40,11 @@ def write_board(folder: Path, cells: Iterable[tuple[Cell, CellFolder]]) -> None:
 
 
 def curve(run: Path) -> dict[int, float]:
-    """The monitored metric on test data by round, where it was evaluated."""
+    """The monitored metric on test data by round, where it was evaluated and came to a number."""
     monitor = read_json(run / "run.json")["monitor"]
     with (run / "metrics.csv").open(newline="") as file:
-        return {int(float(row["round"])): float(row[monitor]) for row in csv.DictReader(file) if row.get(monitor)}
+        values = {int(float(row["round"])): float(row[monitor]) for row in csv.DictReader(file) if row.get(monitor)}
+    return {round: value for round, value in values.items() if math.isfinite(value)}
 
 
 def write_curves(folder: Path, curves: Sequence[dict[int, float]]) -> None:

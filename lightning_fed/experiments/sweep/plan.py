@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
@@ -240,4 +241,4 @@ def label(option: str, value: Any, options: Iterable[str] = ()) -> str:
 
 def _text(value: Any) -> str:
     """A value as it is written on the command line."""
-    return value if isinstance(value, str) else json.dumps(value)
+    return str(value) if isinstance(value, str | date) else json.dumps(value, default=str)  # YAML reads 2024-01-31 as a date

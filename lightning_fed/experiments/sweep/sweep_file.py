@@ -172,6 +172,9 @@ def _report_options(path: Path, entry: Mapping[str, Any]) -> ReportOptions:
 
 
 def _refuse_conflicts(path: Path, sweep: Sweep) -> None:
+    for name in (sweep.report.baseline, *(sweep.report.room or ())):
+        if name is not None and name not in sweep.methods:
+            raise FederationError(f"{path}: report names method {name!r}; the sweep has {', '.join(sweep.methods)}.")
     names = [cell.name for cell in (*sweep.cells, *sweep.trials)]
     if long := next((part for name in names for part in name.split("/") if len(part.encode()) > LONGEST_NAME), None):
         raise FederationError(
@@ -182,7 +185,7 @@ def _refuse_conflicts(path: Path, sweep: Sweep) -> None:
         raise FederationError(f"{path}: two runs would be called {double}: give methods and points of the grid different names.")
     axes = list(sweep.grid.values())
     points = [{plain(key) for overrides in axis.values() for key in overrides} for axis in axes]
-    groups = {f"method {name}": {plain(key) for key in overrides if key != "model"} for name, overrides in sweep.methods.items()}
+    groups = {f"method {name}": set(map(plain, overrides)) for name, overrides in sweep.methods.items()}
     for method, options in sweep.tune.items():
         given = {*sweep.methods[method], *(key for point in sweep.settings.values() for key in point)}
         if both := sorted(set(map(plain, options)) & set(map(plain, given))):

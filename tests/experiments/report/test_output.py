@@ -18,7 +18,7 @@ from lightning_fed.experiments.report import load_clients, load_rounds, load_run
 from lightning_fed.experiments.report.comparison import comparisons
 from lightning_fed.experiments.report.folders import run_folders
 from lightning_fed.experiments.report.methods_table import finding
-from lightning_fed.experiments.report.pictures import WIDTH, dots, pictures
+from lightning_fed.experiments.report.pictures import WIDTH, dots, pictures, save
 from lightning_fed.experiments.report.played import settings_table
 from lightning_fed.experiments.report.report import report_on
 from lightning_fed.experiments.sweep.plan import ReportOptions
@@ -142,6 +142,17 @@ def test_runs_without_a_round_are_told_in_every_form() -> None:
     assert report_on([Path("sweep/FedAvg")]).notes == []
 
 
+def test_runs_of_another_sweep_in_the_folder_are_told() -> None:
+    sweep = write_sweep(Path("sweep"), {"FedAvg": [0.5, 0.6]})
+    for seed in (0, 1):
+        cell = sweep / f"Standalone/seed_{seed}"
+        write_run(cell / "version_0", [0.5], "Standalone", seed)
+        (cell / "cell.json").write_text('{"status": "finished"}')
+    [note] = report_on([sweep]).notes
+    assert note.startswith(f"Left out: 2 runs below {sweep.absolute()} that its sweep.yaml does not name, such as ")
+    assert report_on([sweep / "FedAvg"]).notes == []
+
+
 def test_the_page_is_whole_and_asks_nobody_for_anything(sweep: Path) -> None:
     report_on([sweep]).write(Path("out"))
     text = Path("out/report.html").read_text()
@@ -154,15 +165,26 @@ def test_the_page_is_whole_and_asks_nobody_for_anything(sweep: Path) -> None:
     assert "<b>82.00 ± 2.00</b>" in text
 
 
-def test_pictures_are_as_wide_as_a_column_and_nothing_is_cut_off(sweep: Path) -> None:
-    for name, figure in pictures(load_rounds(sweep), load_clients(sweep), METRIC):
-        png = io.BytesIO()
-        figure.savefig(png, format="png")
-        png.seek(0)
-        image = imread(png)
+@pytest.mark.parametrize(
+    "methods",
+    [
+        ["FedAvg", "Standalone"],
+        ["FedAvg with fine-tuning of the head, twice", "Standalone"],
+        [f"FedAvg with fine-tuning of the head, {number}" for number in range(5)],
+        [r"FedAvg for $1$, $\nothing{$", "FedAvg_1"],  # no formulas
+    ],
+    ids=["short", "long", "many", "dollars"],
+)
+def test_pictures_are_as_wide_as_a_column_and_nothing_is_cut_off(methods: list[str]) -> None:
+    called = {f"M{place}": name for place, name in enumerate(methods)}
+    sweep = write_sweep(Path("sweep"), {name: [0.50, 0.53] for name in called})
+    rounds, clients = load_rounds(sweep).replace(called), load_clients(sweep).assign(name="client").replace(called)
+    for name, figure in pictures(rounds, clients, METRIC):
+        image = imread(io.BytesIO(save(figure, Path(name))))
         assert image.shape[1] == WIDTH * 300
         edges = (image[0], image[-1], image[:, 0], image[:, -1])
         assert all(np.all(edge[..., :3] == 1) for edge in edges), name
+        assert figure.axes[0].get_position().width > 0.15, name  # the legend does not take its place
 
 
 def test_curves_are_means_over_seeds_with_a_band_of_one_deviation(sweep: Path) -> None:
@@ -246,3 +268,4 @@ def test_a_round_that_was_not_measured_is_no_gap(sweep: Path) -> None:
     rounds.loc[rounds["round"] == 1, METRIC] = np.nan
     [axes] = dict(pictures(rounds, load_clients(sweep), METRIC))["over_rounds"].axes
     assert next(line for line in axes.lines if line.get_label() == "FedAvg (82.0)").get_ydata() == pytest.approx([82.0])
+    assert [name for name, _ in pictures(rounds.assign(**{METRIC: np.nan}), load_clients(sweep), METRIC)] == ["clients"]

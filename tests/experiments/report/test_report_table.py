@@ -330,6 +330,13 @@ def test_of_methods_with_different_headlines_none_is_the_best(monitor: str, colu
     assert f"The monitored metric of FedHM is {monitor} (metric: monitor shows it)." in layout.notes
 
 
+def test_a_majority_label_is_known_where_one_method_has_clients() -> None:
+    write_run(Path("runs/a"), [0.6], "FedAvg", monitor="global/test_accuracy")
+    write_run(Path("runs/b"), [0.5], "FedPer")
+    [layout] = tables(load_runs("runs", metric="monitor"))
+    assert rows_of(layout)["majority label"]["last round (%)"].text == "25.00"
+
+
 GROUPED = Layout(
     "",
     ["", "x"],

@@ -130,6 +130,15 @@ def test_a_missing_run_is_said_and_its_partition_left_out() -> None:
     assert first_row(blocks(folder)[0])["other order on"] == "1 of 4"
 
 
+def test_an_interval_over_training_seeds_alone_says_so() -> None:
+    values = np.full((5, 2), math.nan)
+    values[0] = CROSSED["FedAvg"][0]
+    [table] = tables(load_runs(write_crossed(Path("sweep"), CROSSED | {"FedAvg": values.tolist()})))
+    entry = dict(zip(table.columns, table.rows[0], strict=True))["last, minus Standalone"]
+    assert "±" in entry.text
+    assert entry.note == "Valid for this partition alone."
+
+
 def test_power_is_that_of_the_training_seeds_that_are_there() -> None:
     values = np.array(CROSSED["FedAvg"])
     values[:4, 1] = math.nan
@@ -165,5 +174,6 @@ def test_the_best_and_what_is_not_separated_from_it(lower: bool) -> None:
     values = {"best": [0.90, 0.80, 0.70], "as good": [0.91, 0.75, 0.72], "worse": [0.80, 0.70, 0.61], "unknown": [math.nan] * 3}
     found = {name: (-1 if lower else 1) * by_draw({(k, k): v for k, v in enumerate(of)}) for name, of in values.items()}
     assert best_group(found, lower) == {"best", "as good"}
+    assert best_group(found | {"run once": found["worse"][:1]}, lower) == {"best", "as good"}
     assert best_group({"one": by_draw({(0, 0): 1}), "two": by_draw({(0, 0): 0})}) == set()
     assert best_group({"unknown": by_draw({(0, 0): math.nan})}) == set()

@@ -114,6 +114,7 @@ def test_of_a_table_with_gaps_the_largest_part_without_stays() -> None:
     gap = cells.copy()
     gap[1, 2] = nan
     assert np.array_equal(complete(gap), cells[[0, 2, 3, 4]])  # a partition goes, not a training seed of five
+    assert np.array_equal(complete(gap[:2, 1:]), cells[:2, 1:2])  # a training seed of two, not a partition of two
     gap[:3, 2] = nan
     assert np.array_equal(complete(gap), cells[:, :2])
     assert np.array_equal(complete(cells), cells)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,11 @@ def test_a_line_and_a_band_for_each_method() -> None:
     assert found[UPPER] == pytest.approx({1: 2 + 2**0.5, 3: 4 + 8**0.5})
     [other] = (SWEEP / BOARD).glob("alpha*/B*")
     assert curves(other) == {tag: {3: 7} for tag in (MEAN, LOWER, UPPER)}
+
+
+def test_rounds_without_a_number_are_left_out() -> None:
+    write_board(SWEEP, [run("A", 0, {1: math.nan, 2: 1, 3: 2}), run("A", 1, {1: 3, 2: math.inf, 3: 6})])
+    assert curves(SWEEP / BOARD / "A")[MEAN] == {3: 4}
 
 
 def test_what_was_written_before_is_replaced() -> None:

@@ -1,5 +1,6 @@
 """A sweep file, and the runs that it stands for."""
 
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,16 @@ def test_overrides_are_those_of_the_command_line() -> None:
     ]
 
 
+def test_dates_of_yaml_are_texts() -> None:
+    day = date(2024, 1, 31)
+    sweep = read_sweep(written(grid={"data.init_args.root": [day]}, methods={"A": {"data.columns": [day]}}, published=[]))
+    assert sweep.cells[0].name == "root=2024-01-31/A/seed_0"
+    assert arguments(sweep, sweep.cells[0], Path("there"))[3:5] == [
+        '--data.columns=["2024-01-31"]',
+        "--data.init_args.root=2024-01-31",
+    ]
+
+
 def test_a_value_can_name_the_seed() -> None:
     begun = {"model": "LGFedAvg", "federation.init_from": "runs/fedavg/seed_{seed}/version_0"}
     sweep = read_sweep(written(methods={"LG": begun, "FedAvg": {"model": "FedAvg"}}, grid={}, published=[]))
@@ -121,12 +132,15 @@ def test_what_is_written_beside_the_runs_is_the_same_sweep() -> None:
         ({"methods": {"A": {"seed_everything": 1}}}, "methods.A sets seed_everything, which the sweep sets"),
         ({"methods": {"a b": {}, "a_b": {}}, "published": None}, "two runs would be called alpha=0.1_small/a_b/seed_0"),
         ({"grid": {"federation.rounds": [1, 2]}, "published": None}, "method local only and grid.federation.rounds both set"),
+        ({"grid": {"model": ["FedAvg", "Ditto"]}, "published": None}, "method FedAvg and grid.model both set model"),
         ({"grid": {"alpha": 3}}, "grid.alpha is 3, expected a list of values"),
         ({"published": [{"method": "FedProx", "mean": 1.0}]}, "published names method 'FedProx'"),
         ({"published": [{"method": "FedAvg", "mean": m} for m in (1, 2)], "grid": {}}, "several entries for 'FedAvg'"),
         ({"report": {"at": "first"}}, "report.at is 'first', expected last, selected, best or, say, mean10"),
         ({"report": {"equal": "seconds"}}, "report.equal is 'seconds', expected rounds, bytes or flops"),
         ({"report": {"room": "FedAvg"}}, "report.room is 'FedAvg', expected a list of two methods, the lower one first"),
+        ({"report": {"baseline": "Fedavg"}}, "report names method 'Fedavg'; the sweep has FedAvg, local only"),
+        ({"report": {"room": ["local only", "all"]}}, "report names method 'all'"),
         ({"report": {"round": "last"}}, "report has the key 'round', expected metric, at, baseline"),
         ({"published": [{"method": "FedAvg"}]}, "expected method, mean, std, setting, source"),
     ],
