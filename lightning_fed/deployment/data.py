@@ -74,8 +74,7 @@ class DataAtSites(FederatedDataModule):
 
     def pooled(self) -> ClientDataModule:
         raise FederationError(
-            "The method asks for the pooled data, which stay at their sites: choose a method that trains at the clients "
-            "(CentralizedLoRA does not)."
+            "The method asks for the pooled data, which stay at their sites: choose one that trains at the clients, such as FedAvg."
         )
 
     def public_set(self, batch_size: int | None = None, examples: Tensor | None = None) -> ClientDataModule:
