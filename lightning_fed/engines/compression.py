@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.errors import FederationError
 from lightning_fed.options import Fraction
-from lightning_fed.tensors import State
+from lightning_fed.tensors import State, widened
 
 ERROR = "compression_error/"
 """Prefix of what a client has not sent yet (error feedback), in its private state."""
@@ -165,11 +165,12 @@ def _rounded(name: str, values: Tensor, how: str, whole: Tensor) -> State:
         return {name: whole}
     if how == "bf16":
         return {f"{BF16}{name}": values.bfloat16()}
-    scale = values.abs().max()
-    levels = (values * (LEVELS / scale) if scale > 0 else torch.zeros_like(values)).float()
+    wide = widened(values)  # in half precision LEVELS / scale is infinite for small changes
+    scale = wide.abs().max()
+    levels = (wide * (LEVELS / scale) if scale > 0 else torch.zeros_like(wide)).float()
     lower = levels.floor()
     drawn = lower + (torch.rand_like(levels) < levels - lower)
-    return {f"{INT8}{name}": drawn.clamp(-LEVELS, LEVELS).to(torch.int8), f"{SCALE}{name}": scale}
+    return {f"{INT8}{name}": drawn.clamp(-LEVELS, LEVELS).to(torch.int8), f"{SCALE}{name}": scale.to(values.dtype)}
 
 
 def _expanded(name: str, kind: str, tensor: Tensor, sent: State) -> Tensor:
@@ -178,7 +179,7 @@ def _expanded(name: str, kind: str, tensor: Tensor, sent: State) -> Tensor:
     scale = sent.get(f"{SCALE}{name}")
     if tensor.dtype != torch.int8 or scale is None or scale.dim() or not scale.is_floating_point():
         raise FederationError(f"{name!r} arrived as {tensor.dtype} without a scale of its own, expected torch.int8 with one.")
-    return tensor.to(scale.dtype) * (scale / LEVELS)
+    return (tensor * (widened(scale) / LEVELS)).to(scale.dtype)
 
 
 def _scattered(name: str, values: Tensor, places: Tensor | None, like: Tensor) -> Tensor:

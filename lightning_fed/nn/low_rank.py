@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Literal, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -78,10 +78,17 @@ class LowRankDelta(nn.Module):
             self._cache = None
             return self._compute(shape)
         versions = (self.A._version, self.B._version)
-        if self._cache is None or self._cache[0] != versions or self._cache[1].device != self.A.device:
+        if self._cache is None or self._cache[0] != versions:
             with torch.inference_mode(False), torch.no_grad():  # an evaluated module may be trained later
                 self._cache = versions, self._compute(shape)
         return self._cache[1]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        self._cache = None  # it stays on no device and in no precision that the factors leave
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_cache": None}  # the factors of a copy count their versions anew
 
     @property
     def learns(self) -> bool:

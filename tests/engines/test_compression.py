@@ -49,15 +49,22 @@ def test_what_is_sent_in_bytes(up: Any) -> None:
     assert torch.equal(sent["n"], state["n"])
 
 
-def test_int8_is_right_on_average() -> None:
-    state, received = {"w": numbers(6, 5)}, {"w": numbers(6, 5, seed=1)}
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_int8_is_right_on_average(dtype: torch.dtype) -> None:
+    """Also of small changes in half precision, in which 127 over the largest is infinite."""
+    size = 1 if dtype == torch.float32 else 1e-4
+    received = {"w": numbers(6, 5, seed=1).to(dtype) * (dtype == torch.float32)}
+    state = {"w": (numbers(6, 5) * size).to(dtype)}
     scheme = Compression("int8")
     torch.manual_seed(0)
     sent = (scheme.compress_update(state, received, {}, state)[0] for _ in range(4000))
     draws = torch.stack([scheme.expand_update(each, received)["w"] for each in sent])
-    step = (state["w"] - received["w"]).abs().max() / 127
-    assert (draws - state["w"]).abs().max() <= step * (1 + 1e-4)
-    assert (draws.mean(0) - state["w"]).abs().max() < 5 * step / 2 / 4000**0.5  # a draw's deviation is at most half a step
+    assert draws.dtype == dtype
+    wanted, draws = state["w"].double(), draws.double()
+    step = (wanted - received["w"]).abs().max() / 127
+    assert (draws - wanted).abs().max() <= step * (1 + 1e-4) + 2**-25  # half the spacing of the smallest numbers
+    # A draw's deviation is at most half a step.
+    assert (draws.mean(0) - wanted).abs().max() < 5 * step / 2 / 4000**0.5 + (dtype == torch.float16) * 2**-25
     assert not torch.equal(draws[0], draws[1])
 
 

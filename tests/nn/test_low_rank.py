@@ -1,5 +1,6 @@
 """The additive decomposition of weights."""
 
+import copy
 from functools import partial
 
 import pytest
@@ -137,6 +138,18 @@ def test_a_frozen_part_is_computed_once_and_again_when_it_changed() -> None:
     assert torch.equal(delta.delta(torch.Size((4, 4))), (delta.B @ delta.A).T)
     delta.requires_grad_(True)
     assert delta.delta(torch.Size((4, 4))).requires_grad
+
+
+def test_what_was_computed_stays_with_its_factors() -> None:
+    """It follows them to no copy, whose versions are counted anew, and to no other precision or device."""
+    delta = LowRankDelta(torch.randn(4, 4), 0.5).requires_grad_(False)
+    delta.delta(torch.Size((4, 4)))
+    copied = copy.deepcopy(delta)
+    for factor, own in ((copied.A, delta.A), (copied.B, delta.B)):
+        while factor._version < own._version:
+            factor.normal_()
+    assert torch.equal(copied.delta(torch.Size((4, 4))), (copied.B @ copied.A).T)
+    assert copied.double().delta(torch.Size((4, 4))).dtype == torch.float64
 
 
 LAYERS = [
