@@ -24,6 +24,11 @@ class FedSALoRA(LoRAModule):
 
     weighting: Literal["examples", "uniform"] = "examples"
 
+    def attach(self) -> None:
+        """Add the adapter, not to embeddings."""
+        super().attach()
+        self.refuse_embeddings("averages A alone")
+
     def shared_names(self) -> set[str]:
         """Names in A only."""
         return {f"backbone.{name}" for name in adapter_names(self.backbone, "A")}

@@ -1,8 +1,7 @@
 """FFA-LoRA (Sun, Li, Li & Ding, ICLR 2024, https://arxiv.org/abs/2403.12313)."""
 
-from lightning_fed.core import FederationError
 from lightning_fed.methods.families.lora import LoRAModule
-from lightning_fed.models.adapters import adapted_layers, adapter_names
+from lightning_fed.models.adapters import adapter_names
 
 
 class FFALoRA(LoRAModule):
@@ -19,10 +18,6 @@ class FFALoRA(LoRAModule):
     def build(self) -> None:
         """Build the network with its adapter, and freeze A."""
         super().build()
-        if embedding := next((path for path, layer in adapted_layers(self.backbone).items() if layer.lora_embedding_A), None):
-            raise FederationError(
-                f"backbone.{embedding} is an embedding, whose A is zero at first, and FFALoRA keeps A: leave it out of "
-                "target_modules."
-            )
+        self.refuse_embeddings("keeps A")
         for name in adapter_names(self.backbone, "A"):
             self.backbone.get_parameter(name).requires_grad_(False)

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import register_parametrization
 from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, PartialUpdate, Server, State
 from lightning_fed.methods.families.adapter_module import default_adam
 from lightning_fed.methods.families.lora import LoRAModule, refuse_persistent
-from lightning_fed.models.adapters import COMMON, adapted_layers
+from lightning_fed.models.adapters import COMMON
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.factorize import Spectrum
 from lightning_fed.nn.sparse_change import Change, SparseChange, draw_masks, masked_count, scattered
@@ -100,8 +100,8 @@ class SLoRA(LoRAModule):
         """Add the adapter; in the first stage it only determines the layers, and is replaced by values."""
         super().attach()
         self.shapes = {}
-        for within, layer in adapted_layers(self.backbone).items():
-            name, linear = f"backbone.{within}", layer.get_base_layer()
+        for name, layer in self.linear_layers(changes=True).items():
+            linear = layer.get_base_layer()
             if not isinstance(linear, nn.Linear):
                 raise FederationError(
                     f"{name} is a {type(linear).__name__}, but SLoRA adapts linear layers: name linear layers in target_modules."

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Collection, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,10 @@ FACTORS = {"lora_A": 0, "lora_B": 1, "lora_embedding_A": 0, "lora_embedding_B": 
 """Where peft has them in a layer, and along which dimension those of several adapters stand side by side."""
 
 
+CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList)
+"""Modules that compute nothing themselves, which peft does not save."""
+
+
 def save_adapter(folder: Path, network: Network, clean: Network, adapters: Sequence[str] = (COMMON,)) -> None:
     """Write a peft adapter, which ``PeftModel.from_pretrained(network, folder)`` loads onto the original network.
 
@@ -36,13 +41,20 @@ def save_adapter(folder: Path, network: Network, clean: Network, adapters: Seque
         adapters: names of the adapters that act.
 
     Raises:
-        FederationError: if another trained parameter belongs to no layer.
+        FederationError: if another trained parameter belongs to no layer, or peft would confuse an adapted layer with a saved one.
     """
     from peft import LoraConfig, get_peft_model
 
     base, own = inside(clean), inside(network).state_dict()
     saved = modules_of({name for name, parameter in base.named_parameters() if parameter.requires_grad}, base)
     layers = adapted_layers(inside(network))
+    for path in layers:
+        # peft saves every module whose name ends like one of them, and puts no adapter in it.
+        if any(part.endswith(tuple(saved)) for part in accumulate(path.split("."), "{}.{}".format)):
+            raise FederationError(
+                f"{path} has an adapter, but a peft adapter that saves {' and '.join(saved)} whole would by its name save it, too: "
+                "export with merged."
+            )
     first = next(iter(layers.values()))
     rank = sum(first.r[adapter] for adapter in adapters)
     config = LoraConfig(
@@ -120,12 +132,12 @@ def modules_of(parameters: Collection[str], network: nn.Module) -> list[str]:
 
     for path, module in network.named_modules():  # from the outside to the inside
         own = {f"{path}.{name}" for name, _ in module.named_parameters()}
-        if path and own and own <= set(parameters) and not covered(path):
+        if path and own and own <= set(parameters) and not covered(path) and not isinstance(module, CONTAINERS):
             found.append(path)
     for name in sorted(parameters):
         if not covered(name):
             module_name = name.rpartition(".")[0]
-            if not module_name:
+            if not module_name or isinstance(network.get_submodule(module_name), CONTAINERS):
                 raise FederationError(f"{name} belongs to no layer, and a peft adapter stores whole layers: export with merged.")
             found.append(module_name)
     return sorted(module for module in found if not covered(module))

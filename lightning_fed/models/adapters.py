@@ -78,21 +78,24 @@ class Adapters:
         heads = sorted({path.rpartition(".")[0] for path in learning})
         attentions = tuple(f"{path}." for path, layer in network.named_modules() if isinstance(layer, nn.MultiheadAttention))
         rank = self.ranks[place % len(self.ranks)]
-        config = LoraConfig(
-            r=rank,
-            lora_alpha=cast(int, self.lora_alpha),
-            target_modules=self._targets(network, heads),
-            exclude_modules=heads,  # a head's layer may have the same name as one of the body's
-            lora_dropout=self.lora_dropout,
-            use_rslora=self.use_rslora,
-            layers_to_transform=self.layers_to_transform,
-        )
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Already found a `peft_config`")  # a second adapter is intended
             warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # peft corrects it for GPT-2's transposed layers
             try:
+                config = LoraConfig(
+                    r=rank,
+                    lora_alpha=cast(int, self.lora_alpha),
+                    target_modules=self._targets(network, heads),
+                    # Of a list, peft would also exclude layers of the body whose names end like a head's.
+                    exclude_modules="|".join(map(re.escape, heads)) or None,
+                    lora_dropout=self.lora_dropout,
+                    use_rslora=self.use_rslora,
+                    layers_to_transform=self.layers_to_transform,
+                    # By default peft finds no blocks in a list that is directly in the network.
+                    layers_pattern=None if self.layers_to_transform is None else ["[^.]*"],
+                )
                 inject_adapter_in_model(config, inner, name)
-            except ValueError as error:
+            except (ValueError, re.error) as error:
                 why = str(error).partition(". ")[0].rstrip(".")
                 raise FederationError(
                     f"No adapter can be put on target_modules {self.target_modules} of {name_of(network)}: {why}. Name layers in "
@@ -123,11 +126,18 @@ class Adapters:
             inner: Any = inside(network)
             has_words = hasattr(inner, "get_output_embeddings")
             output = inner.get_output_embeddings() if has_words else None  # which peft leaves out, too
-            return [path for path, layer in adaptable(inner, heads).items() if _is_linear(layer) and layer is not output]
+            paths = [path for path, layer in adaptable(inner, heads).items() if is_linear(layer) and layer is not output]
+            return [path for path in paths if self._transforms(path)]
         if self.target_modules is None and isinstance(network, Transformer) and network.projections is not None:
             query, _, value, _ = network.projections
             return [query, value]
         return self.target_modules
+
+    def _transforms(self, path: str) -> bool:
+        """Whether a layer is in one of ``layers_to_transform``, which peft does not check for whole names."""
+        blocks = [self.layers_to_transform] if isinstance(self.layers_to_transform, int) else self.layers_to_transform
+        block = re.search(r"\.(\d+)\.", path)
+        return blocks is None or (block is not None and int(block[1]) in blocks)
 
 
 def inside(network: Backbone | Transformer) -> nn.Module:
@@ -167,7 +177,7 @@ def adaptable(network: nn.Module, heads: Collection[str] = ()) -> dict[str, nn.M
     found = {
         path: adapted[path].get_base_layer() if path in adapted else layer
         for path, layer in layers.items()
-        if path in adapted or isinstance(layer, kinds) or _is_linear(layer)
+        if path in adapted or isinstance(layer, kinds) or is_linear(layer)
     }
     # MultiheadAttention reads the weights of its layers and does not call them.
     closed = tuple(f"{path}." for path, layer in layers.items() if path in adapted or isinstance(layer, nn.MultiheadAttention))
@@ -201,7 +211,8 @@ def named(network: nn.Module, endings: Collection[str]) -> dict[str, nn.Module]:
     return found
 
 
-def _is_linear(layer: nn.Module) -> bool:
+def is_linear(layer: nn.Module) -> bool:
+    """Whether a layer is linear, possibly transposed or quantised."""
     return isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"  # transformers' own, of GPT-2
 
 

@@ -53,8 +53,11 @@ def network_of(given: Any, num_classes: int | None, **settings: Any) -> nn.Modul
 
 
 def aliased(network: nn.Module) -> nn.Module:
-    """A copy whose parameters lie in the same memory: for large networks whose values do not change."""
-    memo = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in network.parameters()}
+    """A copy whose parameters lie in the same memory: for large networks whose values do not change. Parameters of other classes
+    (quantised ones) are the same objects.
+    """
+    own = {id(p): p for p in network.parameters()}
+    memo = {key: nn.Parameter(p.detach(), p.requires_grad) if type(p) is nn.Parameter else p for key, p in own.items()}
     return copy.deepcopy(network, memo)
 
 

@@ -12,14 +12,15 @@ HALF = (torch.bfloat16, torch.float16)
 
 def learn_in_float32(network: nn.Module) -> None:
     """Convert trainable half-precision parameters to float32: most training steps are smaller than half the spacing of such
-    numbers, and would be rounded away. Frozen parameters keep their precision, and their memory. Trainable layers convert their
-    inputs and, except for heads, after which no frozen layer comes, their outputs back.
+    numbers, and would be rounded away. Frozen parameters of other layers keep their precision, and their memory. Trainable layers
+    convert their inputs and, except for heads, after which no frozen layer comes, their outputs back.
 
     Args:
         network: changed in place; its parameters stay the same objects. Which layers come after others follows from the order of
             its modules.
     """
-    widened = [p for p in network.parameters() if p.requires_grad and p.dtype in HALF]
+    of_layers = [[*layer.parameters(recurse=False)] for layer in network.modules()]
+    widened = [p for own in of_layers if any(p.requires_grad and p.dtype in HALF for p in own) for p in own if p.dtype in HALF]
     for parameter in widened:
         parameter.data = parameter.data.float()
     learning = {id(p) for p in widened}

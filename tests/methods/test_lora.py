@@ -420,19 +420,18 @@ def test_a_network_needs_a_name_or_a_config(options: dict[str, Any]) -> None:
         TransformerClassifier(CLASSES, **options)
 
 
-@pytest.mark.parametrize("name", ["HOMLoRA", "FedSALoRA", "RoLoRA", "PF2LoRA"])
+@pytest.mark.parametrize("name", ["HOMLoRA", "RoLoRA", "PF2LoRA"])
 def test_embeddings_are_adapted(name: str) -> None:
     """The adapter of an embedding is shared or private as any other, and its rank is evaluated."""
     federation = new_federation(2)
     federation.fit(new_method(name, target_modules=["word_embeddings", "query"]), new_texts(2, 40))
     sent = {name for name in federation.run.server.state if "word_embeddings.lora_embedding" in name}
-    factors = "A" if name == "FedSALoRA" else "AB"
-    assert {name.partition("lora_embedding_")[2] for name in sent} == {f"{factor}.{COMMON}" for factor in factors}
+    assert {name.partition("lora_embedding_")[2] for name in sent} == {f"{factor}.{COMMON}" for factor in "AB"}
     module = federation.client_module(0)
     assert isinstance(module, LoRAModule)
     assert any("word_embeddings" in layer for layer in module.adapter_ranks())
     kept = {name.partition("lora_embedding_")[2] for name in private_states(federation)[0] if not name.startswith(MOMENTS)}
-    assert kept - {""} == {"PF2LoRA": {"A.client", "B.client"}, "FedSALoRA": {f"B.{COMMON}"}}.get(name, set())
+    assert kept - {""} == ({"A.client", "B.client"} if name == "PF2LoRA" else set())
 
 
 def test_convolutions_are_adapted() -> None:
@@ -443,7 +442,11 @@ def test_convolutions_are_adapted() -> None:
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("FFALoRA", "is an embedding, whose A is zero"), ("HETLoRA", "is a Embedding, but HETLoRA adapts linear layers")],
+    [
+        ("FFALoRA", "is an embedding, whose A is zero"),
+        ("FedSALoRA", "is an embedding, whose A is zero at first, and FedSALoRA averages A alone"),
+        ("HETLoRA", "is a Embedding, but HETLoRA adapts linear layers"),
+    ],
 )
 def test_methods_that_cannot_adapt_embeddings_say_so(name: str, why: str) -> None:
     with pytest.raises(FederationError, match=why):

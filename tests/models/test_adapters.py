@@ -1,6 +1,7 @@
 """Adapters are a property of the backbone: any method runs on them, and FedAvg over them is HOMLoRA."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from often import OF_THE_CORE, mostly_slow
 from tiny import (
     CLASSES,
     METHODS,
+    PIXELS,
     Net,
     NoisyNet,
     WideNet,
@@ -34,7 +36,8 @@ from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import MOON, SCAFFOLD, FedALA, FedAMP, FedAvg, FedBN, FedDyn, FedKD, HOMLoRA, Standalone
 from lightning_fed.models import CNN1, Adapters, TextTransformer, TransformerClassifier
-from lightning_fed.models.adapters import COMMON, adapter_names
+from lightning_fed.models.adapter_files import modules_of, save_adapter
+from lightning_fed.models.adapters import COMMON, adapted_layers, adapter_names
 from lightning_fed.testing import Check, checks_of
 from lightning_fed.testing.subject import Subject
 
@@ -199,6 +202,65 @@ def test_what_a_method_keeps_of_a_network_in_half_precision_is_single(method: An
     assert {dtype for dtype in kept.values() if dtype.is_floating_point} == {torch.float32}
 
 
+def test_a_layer_of_which_a_part_learns_is_in_single_as_a_whole() -> None:
+    """A frozen weight in half precision could not be added to its bias."""
+
+    def biases(num_classes: int) -> TransformerClassifier:
+        network = still_transformer(num_classes).to(torch.bfloat16)
+        for name, parameter in network.named_parameters():
+            parameter.requires_grad_(name.endswith("query.bias"))
+        return network
+
+    federation = new_federation(1)
+    federation.fit(FedAvg(biases, CLASSES), new_texts(2, 60))
+    state = federation.run.server_module().state_dict()
+    assert state[f"backbone.{LAYER}.query.weight"].dtype == torch.float32
+    assert state[f"backbone.{LAYER}.key.weight"].dtype == torch.bfloat16
+
+
+class Quantised(nn.Parameter):
+    """Integers with a scale, which a copy as an ordinary parameter would lack."""
+
+    scale: torch.Tensor
+
+    def __new__(cls, weight: torch.Tensor) -> "Quantised":
+        scale = weight.abs().max() / 127
+        integers = torch.Tensor._make_subclass(cls, (weight / scale).round().to(torch.int8), False)
+        integers.scale = scale
+        return integers
+
+
+class QuantisedLinear(nn.Linear):
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__(layer.in_features, layer.out_features)
+        self.load_state_dict(layer.state_dict())
+        self.weight = Quantised(layer.weight.detach())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight * self.weight.scale, self.bias)
+
+
+def quantised() -> TransformerClassifier:
+    network = still_transformer(CLASSES)
+    for path in (f"{LAYER}.query", f"{LAYER}.value"):
+        network.set_submodule(path, QuantisedLinear(network.get_submodule(path)))  # type: ignore[arg-type]
+    return network
+
+
+@pytest.mark.parametrize("name", ["HOMLoRA", "HETLoRA"])
+def test_a_quantised_network_is_trained_as_it_is(name: str) -> None:
+    network, federation = quantised(), new_federation(1)
+    federation.fit(new_method(name, backbone=network), new_texts(2, 60))
+    layer = adapted_layers(federation.run.client_module(0))[f"backbone.{LAYER}.query"].get_base_layer()
+    assert layer.weight is network.get_parameter(f"{LAYER}.query.weight")
+
+
+@pytest.mark.parametrize("name", ["FedExLoRA", "FLoRA", "FlexLoRA", "SLoRA"])
+def test_a_quantised_weight_is_not_changed(name: str) -> None:
+    with pytest.raises(FederationError, match=rf"query is quantised, and {name} changes its weight: load the network without"):
+        new_method(name, backbone=quantised, target_modules=["query"]).configure_model()
+
+
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "64-true"])
 @pytest.mark.parametrize("saved", ["word_embeddings", "intermediate.dense"])
 def test_frozen_layers_in_half_precision_get_what_layers_before_them_learn(saved: str, precision: Any) -> None:
@@ -234,15 +296,52 @@ def test_frozen_layers_in_half_precision_get_what_layers_before_them_learn(saved
             {"target_modules": ["fc1"], "modules_to_save": ["fc7"]},
             "modules_to_save names 'fc7', but Net has no such layer: .*fc1",
         ),
+        (Net, {"target_modules": "fc(1"}, r"target_modules fc\(1 of Net: missing \), .*Name layers"),
+        (
+            Net,
+            {"target_modules": "fc1", "layers_to_transform": 0},
+            r"target_modules fc1 of Net: `layers_to_transform` cannot be used",
+        ),
         (Text, {"target_modules": ["out_proj"]}, r"No adapter can be put on .*self_attn\.out_proj of .*linear1, linear2\."),
         (Text, {"target_modules": ["self_attn"]}, r"No adapter can be put on .*self_attn of .*linear1, linear2\."),
     ],
-    ids=["target", "none", "rank", "saved", "projection", "attention"],
+    ids=["target", "none", "rank", "saved", "pattern", "blocks", "projection", "attention"],
 )
 def test_what_cannot_be_is_said_in_a_line(backbone: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(FederationError, match=said) as error:
         FedAvg(backbone, CLASSES, adapters=Adapters(**options)).configure_model()
     assert "\n" not in str(error.value)
+
+
+class Blocks(nn.Module):
+    """Of a user: blocks whose layers have the name of the head."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleDict({"fc": nn.Linear(PIXELS, PIXELS)}) for _ in range(2))
+        self.fc = nn.Linear(PIXELS, num_classes)
+
+
+@pytest.mark.parametrize("targets", [["fc"], "all-linear"], ids=str)
+@pytest.mark.parametrize(("blocks", "adapted"), [(None, [0, 1]), (1, [1]), ([0], [0])])
+def test_only_layers_of_these_blocks_are_adapted_and_not_the_head(targets: Any, blocks: Any, adapted: list[int]) -> None:
+    module = FedAvg(Blocks, CLASSES, adapters=Adapters(2, target_modules=targets, layers_to_transform=blocks))
+    module.configure_model()
+    assert list(adapted_layers(module)) == [f"backbone.network.blocks.{block}.fc" for block in adapted]
+
+
+def test_an_adapter_that_peft_would_take_for_the_head_is_not_written(tmp_path: Path) -> None:
+    module = FedAvg(Blocks, CLASSES, adapters=Adapters(2, target_modules=["fc"]))
+    module.configure_model()
+    with pytest.raises(
+        FederationError, match=r"^blocks\.0\.fc has an adapter, but .* saves fc whole would .*export with merged\.$"
+    ):
+        save_adapter(tmp_path, module.backbone, module.without_adapters())
+    assert not [*tmp_path.iterdir()]
+
+
+def test_of_a_container_the_layers_are_saved() -> None:
+    assert modules_of({"blocks.0.fc.weight", "blocks.0.fc.bias"}, Blocks(CLASSES)) == ["blocks.0.fc"]
 
 
 class Tied(Net):

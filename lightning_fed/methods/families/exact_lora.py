@@ -172,7 +172,7 @@ class ExactLoRA(LoRAModule):
         """Add the adapter, and a buffer for the change of each matrix."""
         self.scaling = self.matrices.scaling(self.rank())
         super().attach()
-        layers = self.linear_layers()
+        layers = self.linear_layers(self.has_changes)
         if self.has_changes:
             for layer in layers.values():
                 base: Any = layer.get_base_layer()

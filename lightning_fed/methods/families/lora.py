@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lightning_fed.core import RANK, FederationError, State
 from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.models.adapter_files import merged_weights, save_adapter, save_merged
-from lightning_fed.models.adapters import COMMON, Adapters, adapted_layers, adapter_names, factor_of
+from lightning_fed.models.adapters import COMMON, Adapters, adapted_layers, adapter_names, factor_of, is_linear
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.rank import effective_rank
 from lightning_fed.options import ClosedUnitInterval, PositiveFloat, PositiveInt
@@ -78,22 +78,40 @@ class LoRAModule(AdapterModule):
         own = {f"backbone.{key}" for key in adapter_names(self.backbone, "A", name) | adapter_names(self.backbone, "B", name)}
         return {key: p for key, p in self.named_parameters() if key in own}
 
-    def linear_layers(self) -> dict[str, Any]:
+    def linear_layers(self, changes: bool = False) -> dict[str, Any]:
         """The adapted layers by name, for methods that are defined for linear layers.
+
+        Args:
+            changes: whether the method also changes their own weights, which cannot be quantised then.
 
         Raises:
             FederationError: if another layer is adapted.
         """
-        from peft.tuners.lora import Linear
-
-        layers = adapted_layers(self)
+        layers, method = adapted_layers(self), type(self).__name__
         for name, layer in layers.items():
-            if not isinstance(layer, Linear):
-                kind = type(layer.get_base_layer()).__name__
+            base = layer.get_base_layer()
+            if not is_linear(base):
                 raise FederationError(
-                    f"{name} is a {kind}, but {type(self).__name__} adapts linear layers: name such in target_modules."
+                    f"{name} is a {type(base).__name__}, but {method} adapts linear layers: name such in target_modules."
+                )
+            if changes and not base.weight.is_floating_point():
+                raise FederationError(
+                    f"{name} is quantised, and {method} changes its weight: load the network without quantization."
                 )
         return layers
+
+    def refuse_embeddings(self, why: str) -> None:
+        """Raise :class:`FederationError` if an embedding is adapted, whose B is random and A zero at first.
+
+        Args:
+            why: what the method does, for which the initial B must be zero.
+        """
+        for path, layer in adapted_layers(self).items():
+            if layer.lora_embedding_A:
+                raise FederationError(
+                    f"{path} is an embedding, whose A is zero at first, and {type(self).__name__} {why}: leave it out of "
+                    "target_modules."
+                )
 
     def shared_names(self) -> set[str]:
         """The common adapter and, if it is trained, the head."""
