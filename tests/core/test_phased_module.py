@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fed.core.phase import Phase
 from lightning_fed.core.phased_module import PhasedModule
+from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 
 PAGE = Path(__file__).parents[2] / "docs" / "phases.md"
@@ -203,16 +204,14 @@ def test_a_penalty_is_trained_and_logged_apart() -> None:
 def test_it_is_validated_when_the_trainer_says_also_where_a_phase_ends_an_epoch(interval: Any, expected: Any) -> None:
     module = InSteps()
     assert module.num_epochs(5) == 3
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = new_trainer(max_epochs=6, num_sanity_val_steps=0, val_check_interval=interval, **options)
+    trainer = new_trainer(max_epochs=6, val_check_interval=interval, **QUIET)
     trainer.fit(module, batches(), batches())
     assert module.validated == expected
 
 
 def test_early_stopping_stops() -> None:
     module, stop = InSteps(), L.pytorch.callbacks.EarlyStopping("val/loss", patience=1, min_delta=100.0)
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = new_trainer(max_epochs=50, callbacks=[stop], num_sanity_val_steps=0, **options)
+    trainer = new_trainer(max_epochs=50, callbacks=[stop], **QUIET)
     trainer.fit(module, batches(), batches())
     assert len(module.validated) == 2
 

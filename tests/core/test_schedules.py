@@ -29,10 +29,10 @@ from torch.optim.lr_scheduler import (
 from lightning_fed.core import FineTuning
 from lightning_fed.core.schedules import Schedule
 from lightning_fed.engines import InProcess, Processes
+from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg, FedRep
 
-SILENT = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 halved = partial(ExponentialLR, gamma=0.5)
 sgd = partial(SGD, lr=1.0)
 
@@ -50,7 +50,7 @@ class Rates(L.Callback):
 def rates(module: Any, epochs: int, **options: Any) -> tuple[list[tuple[str, float]], L.Trainer]:
     """In a plain Trainer, with two batches an epoch."""
     seen = Rates()
-    trainer = new_trainer(max_epochs=epochs, callbacks=[seen], limit_train_batches=2, limit_val_batches=0, **SILENT | options)
+    trainer = new_trainer(max_epochs=epochs, callbacks=[seen], limit_train_batches=2, limit_val_batches=0, **QUIET | options)
     trainer.fit(module, datamodule=new_data(1, 60).client(0))
     return seen.seen, trainer
 
@@ -78,7 +78,7 @@ def test_over_rounds_a_phase_has_one_rate() -> None:
 def test_lightnings_monitor_sees_it(tmp_path: Path) -> None:
     logger, monitor = CSVLogger(tmp_path), LearningRateMonitor(logging_interval="step")
     options = {"limit_train_batches": 2, "limit_val_batches": 0, "log_every_n_steps": 1}
-    trainer = new_trainer(max_epochs=1, callbacks=[monitor], **SILENT | options | {"logger": logger})
+    trainer = new_trainer(max_epochs=1, callbacks=[monitor], **QUIET | options | {"logger": logger})
     trainer.fit(FedAvg(Net, 4, sgd, lr_scheduler=halved, lr_interval="step"), datamodule=new_data(1, 60).client(0))
     with (Path(logger.log_dir) / "metrics.csv").open() as file:
         assert [float(row["lr/local"]) for row in csv.DictReader(file) if row["lr/local"]][:2] == [1.0, 0.5]

@@ -22,6 +22,7 @@ from lightning_fed.data import (
 )
 from lightning_fed.data.partition.pools import Indices
 from lightning_fed.data.public import PublicShare
+from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 
 
@@ -64,13 +65,7 @@ class Linear(L.LightningModule):
 
 
 def trainer(**options: Any) -> L.Trainer:
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    return L.Trainer(accelerator="cpu", **quiet, **options)
+    return L.Trainer(accelerator="cpu", **QUIET, **options)
 
 
 # ---------------------------------------------------------------------------------------------- splits
