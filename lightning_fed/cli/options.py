@@ -2,10 +2,13 @@
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from typing import NoReturn, TypeVar
 
+from lightning_fed.experiments.renames import OPTIONS, hint
+from lightning_fed.formatting import nearest
 from lightning_fed.options import NonNegativeInt, PositiveInt
 
 T = TypeVar("T")
@@ -19,6 +22,9 @@ class Options(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with code 2."""
+        if unknown := re.fullmatch(r"unrecognized arguments: --([^=\s]+).*", message):
+            names = [option[2:] for action in self._actions for option in action.option_strings if option.startswith("--")]
+            message += hint(unknown[1], OPTIONS) or nearest(unknown[1], names, "--")
         self.exit(2, f"lightning-fed: error: {message}; see {self.prog} --help\n")
 
 

@@ -29,7 +29,7 @@ def parser() -> Options:
     parser.add_argument(
         "--baseline", metavar="METHOD", help="reference of differences (default: Standalone, else the first method)"
     )
-    parser.add_argument("--room", nargs=2, metavar=("LOW", "HIGH"), help="also report the position of methods between these two")
+    parser.add_argument("--between", nargs=2, metavar=("LOW", "HIGH"), help="also report the share of their gap that methods close")
     parser.add_argument("--budgets", nargs="+", type=float, metavar="MIB", help="also report the metric after so many MiB sent")
     parser.add_argument("--target", type=float, help="also report when the metric reached this value, and at what cost")
     parser.add_argument("--pooled", action="store_true", default=None, help="also report the accuracy over all clients' examples")
@@ -46,7 +46,7 @@ def run(args: Sequence[str]) -> None:
         raise FederationError(f"A report needs {' and '.join(missing)}: pip install 'lightning-fed[report]'.")
     from lightning_fed.experiments.report.report import report_on
 
-    keys = ("metric", "baseline", "target", "pooled", "vary", "at", "equal", "room", "budgets")
+    keys = ("metric", "baseline", "target", "pooled", "vary", "at", "equal", "between", "budgets")
     asked = {key: getattr(given, key) for key in keys}
     report = report_on(given.folders, **asked)
     if given.format == "terminal":

@@ -11,6 +11,7 @@ OPTIONS = {
     "local_steps": "steps",
     "lone_example": "single_example",
     "participants": "eligible_clients",
+    "room": "between",
     "reparametrise": "reparametrize",
     "test_file": "test_path",
     "train_file": "path",

@@ -56,7 +56,11 @@ def test_options_go_before_what_the_sweep_says(capsys: pytest.CaptureFixture[str
         (["nowhere"], "No run below nowhere"),
         (["sweep", "--at", "first"], "at is 'first', expected last, selected, best or, say, mean10"),
         ([], "the following arguments are required: FOLDER"),
-        (["sweep", "--form", "md"], "unrecognized arguments: --form md; see lightning-fed report --help"),
+        (["sweep", "--form", "md"], "unrecognized arguments: --form md (did you mean --format?); see lightning-fed report --help"),
+        (
+            ["sweep", "--room", "a", "b"],
+            "unrecognized arguments: --room a b (it is called between now); see lightning-fed report --help",
+        ),
         (["sweep", "other"], "differ in model.mu (None and 0.5), which was not to vary"),
     ],
 )

@@ -142,11 +142,11 @@ def comparisons(runs: pd.DataFrame, options: ReportOptions) -> list[Comparison]:
             else the first method.
 
     Raises:
-        FederationError: if the baseline or a reference of ``room`` does not exist, no run is finished, or the runs were loaded
+        FederationError: if the baseline or a reference of ``between`` does not exist, no run is finished, or the runs were loaded
             without what is to be shown.
     """
     methods = list(runs["method"].unique())
-    for name, role in ((options.baseline, "to be the baseline"), *((name, "to leave room") for name in options.room or ())):
+    for name, role in ((options.baseline, "to be the baseline"), *((name, "to leave a gap") for name in options.between or ())):
         if name is not None and name not in methods:
             raise FederationError(f"There is no method {name!r} {role}; there are {', '.join(methods)}.")
     finished = runs[runs["rounds"] >= runs["planned"]]

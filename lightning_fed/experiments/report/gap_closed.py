@@ -12,7 +12,7 @@ from lightning_fed.experiments.report.statistics import Estimate
 from lightning_fed.experiments.report.views import kind_of
 
 
-def share_of_room(values: pd.Series, low: pd.Series, high: pd.Series) -> Estimate:
+def gap_closed(values: pd.Series, low: pd.Series, high: pd.Series) -> Estimate:
     r""":math:`(x - x_{low}) / (x_{high} - x_{low})`, run by run, with an interval as for differences; a share above 1 is beyond
     the upper reference.
 
@@ -25,28 +25,28 @@ def share_of_room(values: pd.Series, low: pd.Series, high: pd.Series) -> Estimat
         NaN if the order of the references is not the same for all runs that the three have.
     """
     parts = pd.DataFrame({"values": values, "low": low, "high": high}).dropna()
-    room = parts["high"] - parts["low"]
-    if not ((room > 0).all() or (room < 0).all()):  # below 0 for losses, for example
+    gap = parts["high"] - parts["low"]
+    if not ((gap > 0).all() or (gap < 0).all()):  # below 0 for losses, for example
         return difference(values * float("nan"), values)
-    shares = (parts["values"] - parts["low"]) / room
+    shares = (parts["values"] - parts["low"]) / gap
     return difference(shares, 0 * shares)
 
 
-def room_column(comparison: Comparison, room: Sequence[str]) -> tuple[Column, str]:
+def gap_column(comparison: Comparison, between: Sequence[str]) -> tuple[Column, str]:
     """A column with the position of each method, and a note that explains it."""
     values, nothing = comparison.values(comparison.compared), pd.Series(dtype=float)
-    low, high = (values.get(name, nothing) for name in room)
+    low, high = (values.get(name, nothing) for name in between)
 
     def entry(method: str) -> Entry:
-        kinds = {kind_of(comparison.metrics[name]) for name in (method, *room) if name in values}
-        return Entry(_said(share_of_room(values[method], low, high)) if len(kinds) == 1 else "another measure")
+        kinds = {kind_of(comparison.metrics[name]) for name in (method, *between) if name in values}
+        return Entry(_said(gap_closed(values[method], low, high)) if len(kinds) == 1 else "another measure")
 
-    note = f"Share of the room: 0 is {room[0]}, 1 is {room[1]}, run by run, with a 95 % interval as of differences."
-    return Column("share of the room", entry), note
+    note = f"Gap closed: 0 is {between[0]}, 1 is {between[1]}, run by run, with a 95 % interval as of differences."
+    return Column("gap closed", entry), note
 
 
 def _said(share: Estimate) -> str:
     if isnan(share.mean):
-        return "no room"
+        return "no gap"
     said = f"{share.mean:.2f}" + (f" ± {share.half_width:.2f}" if share.half_width > 0 else "")
     return said.replace("-", "−")

@@ -6,7 +6,7 @@ from math import isfinite, isnan
 import pandas as pd
 
 from lightning_fed.experiments.report.comparison import Comparison, comparisons
-from lightning_fed.experiments.report.gap_closed import room_column
+from lightning_fed.experiments.report.gap_closed import gap_column
 from lightning_fed.experiments.report.layout import BLANK, Column, Entry, Layout
 from lightning_fed.experiments.report.pairing import best_group
 from lightning_fed.experiments.report.runs import UNSEEN
@@ -46,9 +46,9 @@ def methods_table(comparison: Comparison, published: Sequence[Published] = ()) -
     if theirs:
         columns.append(Column("published", lambda method: Entry(_said_elsewhere(theirs[method])) if method in theirs else BLANK))
     notes = _notes(comparison, apart, theirs.values())
-    if options.room:
-        room = room_column(comparison, options.room)
-        columns, notes = [*columns, room[0]], [*notes, room[1]]
+    if options.between:
+        gap = gap_column(comparison, options.between)
+        columns, notes = [*columns, gap[0]], [*notes, gap[1]]
     table = Layout.of(comparison.setting, {method: Entry(_called(comparison, method)) for method in methods}, columns, notes)
     majority = comparison.runs.groupby("partition")["majority"].first() * comparison.scale  # global metrics have none
     if comparison.scale == 100.0 and majority.notna().any():
@@ -124,7 +124,9 @@ def _notes(comparison: Comparison, apart: Mapping[str, Estimate], theirs: Iterab
     others = {method: metric for method, metric in comparison.metrics.items() if metric != usual}
     what = ", ".join([usual, *(f"of {method} {metric}" for method, metric in others.items())])
     notes = [f"{what}: {_over(comparison)}."]
-    lacking = [name for name in dict.fromkeys((options.baseline, *(options.room or ()))) if name and name not in comparison.methods]
+    lacking = [
+        name for name in dict.fromkeys((options.baseline, *(options.between or ()))) if name and name not in comparison.methods
+    ]
     notes += [f"No run of {name} is finished here." for name in lacking]
     if options.at not in shown:
         notes.append(f"No run has come to a number for: {View(options.at).called}.")

@@ -89,7 +89,7 @@ class ReportOptions:
         target: also report when the metric reached this value.
         pooled: also report the accuracy over all clients' examples together.
         equal: compare at equal ``flops``, ``bytes`` or ``rounds``.
-        room: two methods, the lower and the upper reference between which the positions of the others are reported.
+        between: two methods, the lower and the upper reference between which the positions of the others are reported.
         budgets: budgets in MiB, for a table of what methods reach with each.
     """
 
@@ -99,7 +99,7 @@ class ReportOptions:
     target: float | None = None
     pooled: bool = False
     equal: Literal["rounds", "bytes", "flops"] | None = None
-    room: Sequence[str] | None = None
+    between: Sequence[str] | None = None
     budgets: Sequence[float] | None = None
 
 

@@ -163,8 +163,10 @@ def _report_options(path: Path, entry: Mapping[str, Any]) -> ReportOptions:
         raise FederationError(f"{path}: report.equal is {options.equal!r}, expected rounds, bytes or flops.")
     if not VIEWS.fullmatch(str(options.at)):
         raise FederationError(f"{path}: report.at is {options.at!r}, expected last, selected, best or, say, mean10.")
-    if options.room is not None and (not isinstance(options.room, list) or len(options.room) != 2):
-        raise FederationError(f"{path}: report.room is {options.room!r}, expected a list of two methods, the lower one first.")
+    if options.between is not None and (not isinstance(options.between, list) or len(options.between) != 2):
+        raise FederationError(
+            f"{path}: report.between is {options.between!r}, expected a list of two methods, the lower one first."
+        )
     budgets = [] if options.budgets is None else options.budgets
     if not isinstance(budgets, list) or not all(isinstance(budget, int | float) and budget > 0 for budget in budgets):
         raise FederationError(f"{path}: report.budgets is {options.budgets!r}, expected a list of MiB, numbers above 0.")
@@ -172,7 +174,7 @@ def _report_options(path: Path, entry: Mapping[str, Any]) -> ReportOptions:
 
 
 def _refuse_conflicts(path: Path, sweep: Sweep) -> None:
-    for name in (sweep.report.baseline, *(sweep.report.room or ())):
+    for name in (sweep.report.baseline, *(sweep.report.between or ())):
         if name is not None and name not in sweep.methods:
             raise FederationError(f"{path}: report names method {name!r}; the sweep has {', '.join(sweep.methods)}.")
     names = [cell.name for cell in (*sweep.cells, *sweep.trials)]

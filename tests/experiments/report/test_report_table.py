@@ -158,11 +158,11 @@ def test_settings_without_a_number_or_a_run_of_a_reference_do_not_prevent_the_ot
     for (method, value), setting in itertools.product(methods.items(), ("a", "b")):
         if (method, setting) != ("FedPer", "b"):
             write_run(Path(f"sweep/{setting}/{method}/seed_0/version_0"), [value], method, mu="ab".index(setting) + 1)
-    options = ReportOptions(baseline="FedPer", room=("Standalone", "FedPer"))
+    options = ReportOptions(baseline="FedPer", between=("Standalone", "FedPer"))
     one, other = tables(load_runs("sweep"), options)
     assert rows_of(one)["FedAvg"]["last, minus FedPer"].text == "+10.00"
     assert rows_of(other)["FedAvg"]["last, minus Standalone"].text == "+30.00"
-    assert rows_of(other)["FedAvg"]["share of the room"].text == "no room"
+    assert rows_of(other)["FedAvg"]["gap closed"].text == "no gap"
     assert "No run of FedPer is finished here." in other.notes
     assert "No run of FedPer is finished here." not in one.notes
     only_there = Path("sweep/a/FedAvg/seed_0/version_0/metrics.csv")

@@ -55,12 +55,12 @@ def test_variances_and_shares_are_of_equal_measures() -> None:
         rounds = pd.read_csv(table)
         rounds.assign(**{losses: 100 * rounds["after/test_accuracy/mean"] ** 2}).to_csv(table, index=False)
     add_facts(folder / "FedPer", monitor=losses, higher_is_better=False)
-    runs, options = load_runs(folder, metric="monitor"), ReportOptions(room=("Standalone", "FedAvg"))
+    runs, options = load_runs(folder, metric="monitor"), ReportOptions(between=("Standalone", "FedAvg"))
     [comparison] = comparisons(runs, options)
     notes = seed_tables(comparison)[0].notes
     assert any("to run: partition 95%, training 0%, both 0%, method × partition 5%" in note for note in notes)
     shares = {row[0].text: row[-1].text for row in tables(runs, options)[0].rows}
-    assert shares == {"FedAvg": "no room", "Standalone": "no room", "FedPer": "another measure"}
+    assert shares == {"FedAvg": "no gap", "Standalone": "no gap", "FedPer": "another measure"}
 
 
 def test_of_equal_methods_none_is_first() -> None:
