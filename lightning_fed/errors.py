@@ -4,6 +4,7 @@ import os
 import sys
 import sysconfig
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
 LIBRARIES = ("torch", "torchvision", "torchmetrics", "lightning", "transformers", "huggingface_hub", "peft", "jsonargparse")
@@ -29,6 +30,18 @@ def print_error(message: str) -> None:
     if os.environ.get("LIGHTNING_FED_DEBUG") == "1" and sys.exception() is not None:
         traceback.print_exc()
     print(f"lightning-fed: error: {message}", file=sys.stderr)
+
+
+def refuse_given(who: str, given: Mapping[str, object], option: str, why: str) -> None:
+    """Raise :class:`FederationError` if an option is among the arguments that a class passes on, and sets itself.
+
+    Args:
+        who: the class.
+        given: the arguments, by name.
+        option: the option.
+        why: it cannot be set, as a part of the message.
+    """
+    require(option not in given, f"{who} got {option}={given.get(option)}, but {why}: leave {option} out.")
 
 
 def require(condition: bool, message: str) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from lightning_fed.core import ServerSGD
+from lightning_fed.errors import refuse_given
 from lightning_fed.methods.fedavg import FedAvg
 from lightning_fed.models import Backbones
 from lightning_fed.options import ClosedUnitInterval, PositiveFloat, PositiveInt
@@ -31,4 +32,5 @@ class FedAvgM(FedAvg):
         nesterov: bool = False,
         **kwargs: Any,
     ) -> None:
+        refuse_given(type(self).__name__, kwargs, "server_optimizer", "its server has one of its own")
         super().__init__(backbone, num_classes, server_optimizer=ServerSGD(server_lr, momentum, nesterov), **kwargs)

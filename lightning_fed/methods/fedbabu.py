@@ -1,11 +1,11 @@
 """FedBABU (Oh, Kim & Yun, ICLR 2022, https://arxiv.org/abs/2106.06042), Algorithm 1."""
 
 import copy
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 
-from lightning_fed.core import FederatedModule, FineTuning, Phase, State
+from lightning_fed.core import ClientInfo, FederatedModule, FineTuning, Phase, State
 from lightning_fed.models import Backbones
 from lightning_fed.options import PositiveInt
 
@@ -56,6 +56,15 @@ class FedBABU(FederatedModule):
     def load_shared_state(self, state: State) -> None:
         """Load the server's body, and reset the head to the initial one."""
         super().load_shared_state(state)
+        self._reset_head()
+
+    def for_client(self, client: ClientInfo, seed: int = 0) -> Self:
+        """See :meth:`.FederatedModule.for_client`; with the head that all clients have."""
+        module = super().for_client(client, seed)
+        module._reset_head()
+        return module
+
+    def _reset_head(self) -> None:
         self.backbone.head.load_state_dict(self.initial_head.state_dict())
 
     def phases(self) -> list[Phase]:

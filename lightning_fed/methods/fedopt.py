@@ -3,6 +3,7 @@
 from typing import Any
 
 from lightning_fed.core import ServerAdagrad, ServerAdam, ServerYogi
+from lightning_fed.errors import refuse_given
 from lightning_fed.methods.fedavg import FedAvg
 from lightning_fed.models import Backbones
 from lightning_fed.nn.server_optimizers import DecayingOptimizer
@@ -36,6 +37,7 @@ class FedAdagrad(FedAvg):
         initial_v: NonNegativeFloat | None = None,
         **kwargs: Any,
     ) -> None:
+        refuse_given(type(self).__name__, kwargs, "server_optimizer", "its server has one of its own")
         super().__init__(backbone, num_classes, server_optimizer=ServerAdagrad(server_lr, beta_1, tau, initial_v), **kwargs)
 
 
@@ -73,6 +75,7 @@ class FedAdam(FedAvg):
         bias_correction: bool = False,
         **kwargs: Any,
     ) -> None:
+        refuse_given(type(self).__name__, kwargs, "server_optimizer", "its server has one of its own")
         optimizer = self.rule(server_lr, beta_1, tau, initial_v, beta_2, bias_correction)
         super().__init__(backbone, num_classes, server_optimizer=optimizer, **kwargs)
 

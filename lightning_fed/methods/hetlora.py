@@ -14,7 +14,7 @@ from lightning_fed.core.phased_module import moment_parts
 from lightning_fed.methods.families.lora import LoRAModule
 from lightning_fed.models.adapters import COMMON
 from lightning_fed.models.transformer import TransformerFactory
-from lightning_fed.nn.rank import floor_of
+from lightning_fed.nn.rank import floor_of, product_norm
 from lightning_fed.options import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, PositiveInt
 
 
@@ -209,12 +209,9 @@ def padded_like(state: State, like: State) -> State:
     return padded
 
 
-def product_norm(adapter: State) -> float:
-    r""":math:`\sqrt{\sum \lVert BA \rVert_F^2}` over the adapted matrices, without the products: :math:`\lVert BA \rVert_F^2 =
-    \sum (B^\top B) \circ (A A^\top)`.
-    """
-    squares = [((b.T @ b).double() * (a @ a.T).double()).sum().item() for a, b in matrices(adapter)]
-    return math.sqrt(max(0.0, sum(squares)))
+def adapter_norm(adapter: State) -> float:
+    r""":math:`\sqrt{\sum \lVert BA \rVert_F^2}` over the adapted matrices."""
+    return math.hypot(*(product_norm(b, a) for a, b in matrices(adapter)))
 
 
 def combine_by_norm(updates: Iterable[tuple[State, float]], state: State) -> State:
@@ -224,7 +221,7 @@ def combine_by_norm(updates: Iterable[tuple[State, float]], state: State) -> Sta
     by_norm, equal = WeightedMean(), WeightedMean()
     for update, weight in updates:
         padded = padded_like(update, state)
-        if (norm := product_norm(update)) > 0:
+        if (norm := adapter_norm(update)) > 0:
             by_norm.add(padded, norm)
         equal.add(padded, weight)
     return by_norm.result() or equal.result()

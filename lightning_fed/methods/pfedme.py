@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.core import ClientInfo, Phase, Server, ServerSGD, State
+from lightning_fed.errors import refuse_given
 from lightning_fed.methods.families.personal_model import PersonalModule
 from lightning_fed.models import Backbones
 from lightning_fed.options import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -53,6 +54,7 @@ class PFedMe(PersonalModule):
         beta: PositiveFloat = 1.0,
         **kwargs: Any,
     ) -> None:
+        refuse_given(type(self).__name__, kwargs, "server_optimizer", "its server has one of its own")
         super().__init__(backbone, num_classes, server_optimizer=ServerSGD(beta), **kwargs)
         self.lam = lam
         self.personal_lr = personal_lr

@@ -101,10 +101,23 @@ def save_merged(folder: Path, network: Network, clean: Network, weights: State) 
         for name, tensor in base.state_dict().items()
     }
     if hasattr(base, "save_pretrained"):
-        cast(Any, base).save_pretrained(str(folder), state_dict=state)
+        save_silently(base, folder, state)
         return
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_bytes(safetensors.torch.save(state, metadata={"format": "pt"}))
+
+
+def save_silently(network: Any, folder: Path, state: State) -> None:
+    """Save these tensors of a network of the transformers library, without its progress bar."""
+    from transformers.utils import logging
+
+    shows_progress = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        network.save_pretrained(str(folder), state_dict=state)
+    finally:
+        if shows_progress:
+            logging.enable_progress_bar()
 
 
 def merged_weights(network: Network, adapters: Sequence[str] = (COMMON,)) -> State:

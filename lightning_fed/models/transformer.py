@@ -97,8 +97,8 @@ class Transformer(TrainableNetwork):
             self.network = built(auto, config, settings, attention)
         else:
             try:
-                load = partial(auto.from_pretrained, attn_implementation=attention, output_loading_info=True, **settings)
-                self.network, found = load(name) if Path(str(name)).is_dir() else from_hub_or_cache(load, str(name))
+                load, folder = partial(_loaded, auto, attention, settings), Path(str(name)).expanduser()
+                self.network, found = load(str(folder)) if folder.is_dir() else from_hub_or_cache(load, str(name))
             except (OSError, FederationError) as error:
                 raise FederationError(
                     f"No model {name!r} could be loaded: give a local folder or a name on the hub; {one_line(error)}"
@@ -172,6 +172,13 @@ class Transformer(TrainableNetwork):
         """
         prefix = f"network.{self.network.base_model_prefix}."
         return {name for name, _ in self.named_parameters() if not name.startswith(prefix) or name in self.drawn}
+
+
+def _loaded(auto: Any, attention: str | None, settings: dict[str, Any], place: str, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """A pretrained model, and what its files lack. The library also looks for an adapter beside it, by default on the hub."""
+    own = {"attn_implementation": attention, "output_loading_info": True, "adapter_kwargs": dict(options)}
+    loaded: tuple[Any, dict[str, Any]] = auto.from_pretrained(place, **own, **settings, **options)
+    return loaded
 
 
 def built(auto: Any, config: dict[str, Any], settings: dict[str, Any], attention: str | None) -> "PreTrainedModel":

@@ -41,6 +41,7 @@ def test_the_head_is_the_same_for_everybody_all_the_time_and_never_sent() -> Non
     plain = FineTuning(epochs=0)
     federation = fit(babu(NoisyNet, CLASSES, fine_tuning=plain), data, engine=engine, participation=0.7, evaluate_every=1)
     drawn = dict(federation.run.model.initial_head.state_dict())
+    assert same(dict(federation.run.model.for_client(INFO).backbone.head.state_dict()), drawn)
     assert all(same(head_of(federation, client), drawn) for client in range(3))
     sent = [*(turn.broadcast.state for turn in engine.turns), *(update.state for update in engine.updates)]
     assert all(HEAD.isdisjoint(state) and not any("initial_head" in name for name in state) for state in sent)

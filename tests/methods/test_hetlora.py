@@ -20,7 +20,7 @@ from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import HETLoRA
-from lightning_fed.methods.hetlora import HETLoRAServer, padded_like, product_norm, truncated
+from lightning_fed.methods.hetlora import HETLoRAServer, adapter_norm, padded_like, truncated
 from lightning_fed.models.adapters import COMMON
 from lightning_fed.tensors import State
 
@@ -186,7 +186,7 @@ def test_a_client_without_product_has_no_weight_once_others_have_one() -> None:
 def test_the_norm_needs_no_products() -> None:
     for rank in (1, 3, 6):
         state = filled(truncated(server_of(1).state, rank))
-        assert product_norm(state) == pytest.approx(explicit_norm(state), rel=1e-5)
+        assert adapter_norm(state) == pytest.approx(explicit_norm(state), rel=1e-5)
 
 
 def test_what_is_padded_and_truncated_is_as_before() -> None:

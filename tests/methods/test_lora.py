@@ -401,6 +401,23 @@ def test_a_network_that_does_not_exist_is_named(tmp_path: Path) -> None:
             TransformerClassifier(CLASSES, name=name)
 
 
+def test_a_folder_in_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_transformer(CLASSES).network.save_pretrained(str(tmp_path / "model"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert TransformerClassifier(CLASSES, "~/model").drawn == frozenset()
+
+
+def test_an_adapter_beside_a_missing_model_is_looked_for_in_the_cache_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transformers library would ask the hub for it six times, waiting longer and longer."""
+    asked: list[Any] = []
+    find = "transformers.models.auto.auto_factory.find_adapter_config_file"
+    monkeypatch.setattr(find, lambda name, **options: asked.append(options.get("local_files_only")))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(FederationError, match=r"No model 'data/missing' could be loaded: .* is not in the local cache"):
+        TransformerClassifier(CLASSES, "data/missing")
+    assert asked == [True]
+
+
 def test_a_revision_on_the_hub_is_asked_for_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str | None]] = []
 

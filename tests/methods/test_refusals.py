@@ -20,6 +20,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("HeteroFL", {"assignment": "redrawn", "persistent": True}, "HeteroFL got persistent, but sizes are redrawn in each round"),
     ("FedRolex", {"persistent": True}, "FedRolex got persistent, but a client trains other channels in each round"),
     ("SplitMix", {"persistent": True}, "SplitMix got persistent, but a client trains other networks in each round"),
+    *(
+        (
+            name,
+            {"server_optimizer": 1},
+            f"{name} got server_optimizer=1, but its server has one of its own: leave server_optimizer out",
+        )
+        for name in ("FedAdagrad", "FedAdam", "FedAvgM", "FedYogi", "PFedMe")
+    ),
     ("HETLoRA", {"r_min": 7, "r_max": 6}, "r_min is 7 and r_max 6"),
     *(("FedHMLoRA", {"ranks": ranks}, f"ranks is {ranks}: give at least one, and none below 1") for ranks in ([], [2, 0])),
     *(("SLoRA", {"density": share}, f"density is {share}: give the share") for share in (0.0, 1.5)),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fed.core import RANK, FederationError, State
+from lightning_fed.errors import refuse_given
 from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.models.adapter_files import merged_weights, save_adapter, save_merged
 from lightning_fed.models.adapters import COMMON, Adapters, adapted_layers, adapter_names, factor_of, is_linear
@@ -159,11 +160,8 @@ class LoRAModule(AdapterModule):
 
 
 def refuse_persistent(method: str, given: Mapping[str, Any]) -> None:
-    """Refuse ``persistent`` among the arguments of a method whose optimizers are new in each round, in one line."""
-    if "persistent" in given:
-        raise FederationError(
-            f"{method} got persistent={given['persistent']}, but its optimizers are new in each round: leave persistent out."
-        )
+    """Refuse ``persistent`` among the arguments of a method whose optimizers are new in each round."""
+    refuse_given(method, given, "persistent", "its optimizers are new in each round")
 
 
 def side_by_side(layer: Any, factor: Literal["A", "B"], adapters: Iterable[str]) -> Tensor:

@@ -8,6 +8,7 @@ import safetensors.torch
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.errors import FederationError
 from lightning_fed.models import Transformer, Wrapped
+from lightning_fed.models.adapter_files import save_silently
 from lightning_fed.models.factory import NETWORK
 from lightning_fed.tensors import State
 
@@ -43,7 +44,7 @@ def write_safetensors(folder: Path, module: FederatedModule, private: bool = Tru
     folder.mkdir(parents=True, exist_ok=True)
     whole = (private or module.shares_whole_model) and not module.frozen_names
     if "model" in parts and whole and (library := _of_transformers(module)) is not None:
-        library.save_pretrained(folder, state_dict={k.removeprefix(NETWORK): v for k, v in parts.pop("model").items()})
+        save_silently(library, folder, {k.removeprefix(NETWORK): v for k, v in parts.pop("model").items()})
     for part, tensors in parts.items():
         # save_file would make a file that only its owner can read.
         (folder / f"{part}.safetensors").write_bytes(safetensors.torch.save(tensors, metadata={"format": "pt"}))

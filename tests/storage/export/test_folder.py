@@ -260,8 +260,9 @@ def test_where_nothing_is_shared_the_server_has_nothing() -> None:
         fit_and_export("Standalone")
 
 
-def test_a_network_of_transformers_is_saved_as_that_library_does() -> None:
+def test_a_network_of_transformers_is_saved_as_that_library_does(capsys: pytest.CaptureFixture[str]) -> None:
     federation = fit_and_export("FedAvg", backbone=tiny_vit)
+    assert capsys.readouterr().err == ""  # no progress bar
     loaded = VisionTransformer(CLASSES, name="exported")
     trained = {name.removeprefix("backbone."): tensor for name, tensor in federation.run.server.state.items()}
     assert loaded.state_dict().keys() == trained.keys()
