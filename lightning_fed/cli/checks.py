@@ -48,7 +48,7 @@ def check_config(config: Namespace) -> None:
         FederationError: names the option.
     """
     seed = config.get("seed_everything")
-    if seed is not None and not 0 <= seed <= LARGEST_SEED:
+    if seed is True or (seed is not None and not 0 <= seed <= LARGEST_SEED):  # True: Lightning would draw one of its own
         raise FederationError(f"seed_everything is {seed}: give a whole number from 0 to {LARGEST_SEED}.")
     for block in ("model", "data"):
         path = str(getattr(config.get(block), "class_path", ""))

@@ -25,6 +25,7 @@ from lightning_fed.engines.silence import quiet_lightning
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.configs import found
+from lightning_fed.experiments.sweep.settings import read_yaml
 from lightning_fed.federation.federation import Federation
 
 
@@ -41,8 +42,12 @@ class ConfigFile(ActionConfigFile):
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         """Read the configuration."""
-        is_yaml = any(sign in values for sign in "{:\n")
-        super().__call__(parser, cfg, values if is_yaml else str(found(values)), option_string)
+        if not any(sign in values for sign in "{:\n"):  # else YAML
+            path = found(values)
+            if {"base", "methods"} <= read_yaml(path).keys():
+                raise FederationError(f"{values} is a comparison of methods: run it with lightning-fed sweep --config {values}")
+            values = str(path)
+        super().__call__(parser, cfg, values, option_string)
 
 
 class FederationCLI(LightningCLI):

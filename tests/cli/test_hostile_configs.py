@@ -152,6 +152,8 @@ def test_what_works_works() -> None:
         (["--federation.store_limit_mb=inf"], ["store_limit_mb=inf: give a number above 0"]),
         (["--federation.progress=maybe"], ["federation.progress: got maybe, expected true or false"]),
         (["--seed_everything=null"], ["seed_everything: got null, expected true or false or a whole number"]),
+        (["--seed_everything=true"], ["seed_everything is True: give a whole number from 0"]),
+        (["--config=quickstart.sweep"], ["quickstart.sweep is a comparison", "lightning-fed sweep --config quickstart.sweep"]),
         (["--seed_everything=4294967296"], ["seed_everything is 4294967296", "0 to 4294967295"]),
     ],
     ids=ids,

@@ -12,7 +12,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report.files import read_facts, read_settings
 from lightning_fed.experiments.sweep.folder import CellFolder
 from lightning_fed.experiments.sweep.plan import Cell, Sweep
-from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, plain
+from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, plain, within
 from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.experiments.sweep.tuning import chosen, trials
 
@@ -105,6 +105,10 @@ def run_folders(folders: Iterable[Path | str], vary: Collection[str] = ()) -> li
         if found:
             why = " is one of its sweep: they have tried values that were not chosen, or the sweep no longer has them"
         raise FederationError(f"No run below {', '.join(map(str, folders))}{why}.")
+    if unknown := [key for key in vary if not any(within(name, [key]) for run in runs for name in run.settings)]:
+        raise FederationError(
+            f"No run has the setting {unknown[0]}: --vary takes one of config.yaml, such as data.partition.alpha."
+        )
     _refuse_doubles(runs)
     _refuse_incomparable(runs, vary)
     _refuse_changed_data(runs)

@@ -185,7 +185,7 @@ def not_of_the_sweep(sweep: Sweep, root: Path, tried: Sequence[Trial], folders: 
     own = {root / cell.name for cell in (*sweep.cells_with(chosen(tried)), *sweep.trials)}
     others = sorted({path.parent for path in root.rglob("cell.json") if _is_below(path, folders)} - own)
     runs = counted(len(others), "run")
-    return [f"Left out: {runs} below {root} that its sweep.yaml does not name, such as {others[0]}."] if others else []
+    return [f"Left out: {runs} below {root} that are not, or no longer, of its sweep, such as {others[0]}."] if others else []
 
 
 def _is_below(path: Path, folders: Sequence[Path]) -> bool:

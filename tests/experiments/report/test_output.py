@@ -149,7 +149,7 @@ def test_runs_of_another_sweep_in_the_folder_are_told() -> None:
         write_run(cell / "version_0", [0.5], "Standalone", seed)
         (cell / "cell.json").write_text('{"status": "finished"}')
     [note] = report_on([sweep]).notes
-    assert note.startswith(f"Left out: 2 runs below {sweep.absolute()} that its sweep.yaml does not name, such as ")
+    assert note.startswith(f"Left out: 2 runs below {sweep.absolute()} that are not, or no longer, of its sweep, such as ")
     assert report_on([sweep / "FedAvg"]).notes == []
 
 

@@ -115,6 +115,8 @@ def test_runs_that_differ_in_what_was_not_to_vary_are_refused_by_the_key() -> No
     with pytest.raises(FederationError, match=r"runs/a and runs/b differ in model.mu \(0.1 and 0.2\).* add --vary model.mu"):
         load_runs("runs")
     assert load_runs("runs", vary=["model.init_args.mu"])["setting"].tolist() == ["mu=0.1", "mu=0.2"]
+    with pytest.raises(FederationError, match=r"No run has the setting model\.nu: --vary takes one of config\.yaml"):
+        load_runs("runs", vary=["model.mu", "model.nu"])
 
 
 def test_other_methods_may_have_other_options_but_not_other_data() -> None:
