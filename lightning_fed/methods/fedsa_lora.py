@@ -15,8 +15,8 @@ class FedSALoRA(LoRAModule):
 
     A client's weights are :math:`W + s B_k A`. The head and all moments stay with the client, too. This private state does not
     change between the client's turns, while A does. A client that never took part has a B of zeros, so that its network
-    is the pretrained one whatever A is: ``fine_tuning`` tunes it before an evaluation. Monitored: accuracy after aggregation, of
-    each client's model with the averaged A on its own test data.
+    is the pretrained one whatever A is: ``fine_tuning`` tunes it before an evaluation. Embeddings, whose B is random at
+    first, are refused. Monitored: accuracy after aggregation, of each client's model with the averaged A on its own test data.
 
     Updates are weighted by training examples, as in the authors' code. Arguments as in :class:`.LoRAModule`. The authors' runs on
     GLUE: 3 clients, SGD with lr 0.02, 10 steps of batches of 128, r 8, ``lora_alpha`` 16.
