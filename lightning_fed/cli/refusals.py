@@ -223,11 +223,13 @@ def _with_names(text: str, message: str, keys: list[str], options: Collection[st
     elif text.startswith("No module named "):
         text += "; for a file in this folder, start the command with PYTHONPATH=."
     elif wrong := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", text):
-        return text + nearest(wrong[2], [name for name, value in vars(sys.modules[wrong[1]]).items() if isinstance(value, type)])
+        text += nearest(wrong[2], [name for name, value in vars(sys.modules[wrong[1]]).items() if isinstance(value, type)])
+        if not wrong[1].startswith("lightning_fed."):
+            return text
     if wrong := re.search(r"there is no '(?:[\w.]*\.)?(\w+)'", text):
         home, path = CLASSES_OF_TORCH.get(keys[-1].rpartition(".")[2] if keys else "", (None, ""))
         text += nearest(path + wrong[1], [path + name for name in dir(home) if name[0].isupper()]) if home else ""
-    if keys and re.search("there is no| is no ", text) and (names := known(keys[-1].rpartition(".")[2])):
+    if keys and re.search("there is no|has no attribute| is no ", text) and (names := known(keys[-1].rpartition(".")[2])):
         wrong = re.search(r"there is no '([^']*)'|(\S+) is no ", text)
         pretrained = ""
         name = (wrong[1] or wrong[2]).rpartition(".")[2] if wrong else ""

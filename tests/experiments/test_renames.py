@@ -13,10 +13,12 @@ from lightning_fed.cli.refusals import parameters_of
 from lightning_fed.core import FineTuning
 from lightning_fed.experiments.renames import METRICS, OPTIONS, hint, new_name
 from lightning_fed.experiments.report import load_runs
+from lightning_fed.experiments.sweep.plan import ReportOptions
 
 
 def known_options() -> set[str]:
     homes = [Federation, *(getattr(home, name) for home in (lightning_fed.methods, lightning_fed.data) for name in home.__all__)]
+    homes.append(ReportOptions)
     own = {name for home in homes if inspect.isclass(home) for name in parameters_of(home)}
     return own | {f"fine_tuning.{name}" for name in parameters_of(FineTuning)}
 
