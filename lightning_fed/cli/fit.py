@@ -16,7 +16,7 @@ import lightning_fed.models  # noqa: F401 - imported so that short class names w
 from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.cli import OF_FEDERATION
 from lightning_fed.cli.checks import PREFIX, check_config, check_variables
-from lightning_fed.cli.parser import MODE, Parser, refuse_broken_files
+from lightning_fed.cli.parser import MODE, Parser, is_yaml, refuse_broken_files
 from lightning_fed.cli.refusals import shorten
 from lightning_fed.cli.trainer import REFUSED, build_trainer, settings_of
 from lightning_fed.core.module import FederatedModule
@@ -25,7 +25,6 @@ from lightning_fed.engines.silence import quiet_lightning
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.configs import found
-from lightning_fed.experiments.sweep.settings import read_yaml
 from lightning_fed.federation.federation import Federation
 
 
@@ -42,12 +41,7 @@ class ConfigFile(ActionConfigFile):
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         """Read the configuration."""
-        if not any(sign in values for sign in "{:\n"):  # else YAML
-            path = found(values)
-            if {"base", "methods"} <= read_yaml(path).keys():
-                raise FederationError(f"{values} is a comparison of methods: run it with lightning-fed sweep --config {values}")
-            values = str(path)
-        super().__call__(parser, cfg, values, option_string)
+        super().__call__(parser, cfg, values if is_yaml(values) else str(found(values)), option_string)
 
 
 class FederationCLI(LightningCLI):

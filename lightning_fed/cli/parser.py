@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -16,6 +15,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning_fed.cli.help.page import HelpAction, described, page, page_of_class, plain
 from lightning_fed.cli.refusals import known, shorten
 from lightning_fed.errors import FederationError, print_error
+from lightning_fed.experiments.configs import found
 from lightning_fed.experiments.sweep.settings import StrictLoader, read_yaml
 
 MODE = "strict yaml"
@@ -114,14 +114,21 @@ def without_value(message: str, given: Sequence[str]) -> str:
     return f"{option} has no value: write {option}=VALUE."
 
 
+def is_yaml(value: str) -> bool:
+    """Whether the value of ``--config`` is a configuration itself, not the name of one."""
+    return any(sign in value for sign in "{:\n")
+
+
 def refuse_broken_files(args: Sequence[str]) -> None:
     """Read the files that ``--config`` names, so that errors name the file and the line."""
     for place, arg in enumerate(args):
         option, equals, value = arg.partition("=")
         if option in ("--config", "-c"):
             named = value if equals else next(iter(args[place + 1 :]), "")
-            if Path(named).is_file():
-                content = read_yaml(Path(named))
+            if named and not is_yaml(named):
+                content = read_yaml(found(named))
+                if {"base", "methods"} <= content.keys():
+                    raise FederationError(f"{named} is a comparison of methods: run it with lightning-fed sweep --config {named}")
                 for block in ("trainer", "federation"):  # the parser would silently skip invalid ones
                     if not isinstance(given := content.get(block), Mapping | str | None):
                         raise FederationError(f"{named}: {block} is {given!r}, expected options by name.")

@@ -91,8 +91,6 @@ class Adapters:
                     lora_dropout=self.lora_dropout,
                     use_rslora=self.use_rslora,
                     layers_to_transform=self.layers_to_transform,
-                    # By default peft finds no blocks in a list that is directly in the network.
-                    layers_pattern=None if self.layers_to_transform is None else ["[^.]*"],
                 )
                 inject_adapter_in_model(config, inner, name)
             except (ValueError, re.error) as error:
@@ -122,22 +120,24 @@ class Adapters:
         _call_every_layer(network)
 
     def _targets(self, network: Backbone | Transformer, heads: Collection[str]) -> list[str] | str | None:
-        if self.target_modules == ALL_LINEAR:
-            inner: Any = inside(network)
+        """Names, or endings of names, for peft: whole names where blocks are chosen, as versions of peft differ in which blocks
+        they find.
+        """
+        inner: Any = inside(network)
+        wanted = self.target_modules
+        if wanted == ALL_LINEAR:
             has_words = hasattr(inner, "get_output_embeddings")
             output = inner.get_output_embeddings() if has_words else None  # which peft leaves out, too
-            paths = [path for path, layer in adaptable(inner, heads).items() if is_linear(layer) and layer is not output]
-            return [path for path in paths if self._transforms(path)]
-        if self.target_modules is None and isinstance(network, Transformer) and network.projections is not None:
+            wanted = [path for path, layer in adaptable(inner, heads).items() if is_linear(layer) and layer is not output]
+        elif wanted is None and isinstance(network, Transformer) and network.projections is not None:
             query, _, value, _ = network.projections
-            return [query, value]
-        return self.target_modules
-
-    def _transforms(self, path: str) -> bool:
-        """Whether a layer is in one of ``layers_to_transform``, which peft does not check for whole names."""
+            wanted = [query, value]
+        if self.layers_to_transform is None or not isinstance(wanted, list):
+            return wanted
         blocks = [self.layers_to_transform] if isinstance(self.layers_to_transform, int) else self.layers_to_transform
-        block = re.search(r"\.(\d+)\.", path)
-        return blocks is None or (block is not None and int(block[1]) in blocks)
+        paths = [path for path in adaptable(inner, heads) if f".{path}".endswith(tuple(f".{ending}" for ending in wanted))]
+        within = [path for path in paths if (block := re.search(r"\.(\d+)\.", path)) and int(block[1]) in blocks]
+        return within if paths else wanted
 
 
 def inside(network: Backbone | Transformer) -> nn.Module:
