@@ -77,9 +77,13 @@ def imports(module: str) -> frozenset[str]:
 
 def libraries(module: str) -> set[str]:
     """What a module imports from outside the package."""
-    nodes = list(ast.walk(tree(module)))
-    named = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    named += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
+    return set[str]().union(*map(names_of, ast.walk(tree(module))))
+
+
+def names_of(node: ast.AST) -> set[str]:
+    """The packages that a statement imports."""
+    named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+    named += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
     return {name.split(".")[0] for name in named}
 
 
@@ -135,6 +139,19 @@ def test_no_folder_is_crowded() -> None:
     for module in MODULES:
         sizes[folder(module)] = sizes.get(folder(module), 0) + 1
     assert {name for name, size in sizes.items() if size > 20} <= {f"lightning_fed.{name}" for name in CROWDED}
+
+
+def test_a_start_imports_what_lightning_imports() -> None:
+    """What only some data, metrics, networks or reports need is imported where it is needed: each takes half a second and more."""
+    slow = {"datasets", "diffusers", "pandas", "peft", "scipy", "sklearn", "statsmodels"}
+    found = {
+        (module, name)
+        for module in MODULES
+        if not module.startswith("lightning_fed.experiments.report")
+        for node in tree(module).body
+        for name in names_of(node) & slow
+    }
+    assert found == set()
 
 
 def test_who_plays_and_compares_runs_knows_them_by_their_files() -> None:

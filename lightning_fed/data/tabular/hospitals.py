@@ -8,7 +8,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.model_selection import train_test_split
 
 from lightning_fed.data.batches import INPUT, TARGETS
 from lightning_fed.data.checked import pick_column
@@ -165,6 +164,8 @@ def complete_patients(path: Path) -> NDArray[np.float64]:
 
 def held_out(sick: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """FLamby's test patients of a hospital: a third, stratified if there are more than two of both kinds."""
+    from sklearn.model_selection import train_test_split  # takes half a second
+
     counts = np.unique(sick, return_counts=True)[1]
     stratified = len(counts) > 1 and counts.min() > 2
     _, test = train_test_split(
