@@ -122,6 +122,9 @@ class FederationCLI(LightningCLI):
         parser.add_class_arguments(Federation, "federation", skip={"trainer"})
         parser.add_lightning_class_args(ClientTrainer, "trainer")
         parser.set_defaults({f"trainer.{name}": value for name, value in self.trainer_defaults.items()})
+        for part in ("train", "val", "test", "predict"):  # Python may give Lightning's types as float | int: 1 would be 1.0, all
+            option: Any = parser._option_string_actions[f"--trainer.limit_{part}_batches"]
+            option._typehint = int | float | None
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Link options of one block to another."""

@@ -9,7 +9,7 @@ from typing import NoReturn, TypeVar
 
 from lightning_fed.experiments.renames import OPTIONS, hint
 from lightning_fed.formatting import nearest
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import NonNegativeInt, PositiveFloat, PositiveInt
 
 T = TypeVar("T")
 
@@ -43,6 +43,7 @@ def restricted(kind: Callable[[str], T], name: str) -> Callable[[str], T]:
 
 positive = restricted(PositiveInt, "number from 1 on")
 whole = restricted(NonNegativeInt, "number from 0 on")
+above_zero = restricted(PositiveFloat, "number above 0")
 
 
 def say(lines: Iterable[str]) -> None:

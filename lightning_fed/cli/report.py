@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lightning_fed.cli.options import Options, say
+from lightning_fed.cli.options import Options, above_zero, say
 from lightning_fed.errors import FederationError
 from lightning_fed.storage.disk import in_one_line, naming
 
@@ -30,7 +30,7 @@ def parser() -> Options:
         "--baseline", metavar="METHOD", help="reference of differences (default: Standalone, else the first method)"
     )
     parser.add_argument("--between", nargs=2, metavar=("LOW", "HIGH"), help="also report the share of their gap that methods close")
-    parser.add_argument("--budgets", nargs="+", type=float, metavar="MIB", help="also report the metric after so many MiB sent")
+    parser.add_argument("--budgets", nargs="+", type=above_zero, metavar="MIB", help="also report the metric after so many MiB")
     parser.add_argument("--target", type=float, help="also report when the metric reached this value, and at what cost")
     parser.add_argument("--pooled", action="store_true", default=None, help="also report the accuracy over all clients' examples")
     parser.add_argument("--vary", action="append", default=[], metavar="KEY", help="a setting in which runs may differ")
@@ -49,11 +49,12 @@ def run(args: Sequence[str]) -> None:
     keys = ("metric", "baseline", "target", "pooled", "vary", "at", "equal", "between", "budgets")
     asked = {key: getattr(given, key) for key in keys}
     report = report_on(given.folders, **asked)
+    if given.output:  # first: who reads what is printed may stop reading
+        with in_one_line(lambda: "Give another output.", given.output), naming(given.output):
+            report.write(given.output)
     if given.format == "terminal":
         report.show(Console() if sys.stdout.isatty() else Console(width=WIDEST))
     else:
         say([report.text(given.format).removesuffix("\n")])
     if given.output:
-        with in_one_line(lambda: "Give another output.", given.output), naming(given.output):
-            report.write(given.output)
         print(f"Written: {given.output / 'report.html'} and the files that it shows.", file=sys.stderr)

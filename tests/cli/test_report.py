@@ -1,5 +1,6 @@
 """The verb ``report``, called as a function."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,7 @@ def test_options_go_before_what_the_sweep_says(capsys: pytest.CaptureFixture[str
     [
         (["nowhere"], "No run below nowhere"),
         (["sweep", "--at", "first"], "at is 'first', expected last, selected, best or, say, mean10"),
+        (["sweep", "--budgets", "-3"], "argument --budgets: '-3' is not a number above 0"),
         ([], "the following arguments are required: FOLDER"),
         (["sweep", "--form", "md"], "unrecognized arguments: --form md (did you mean --format?); see lightning-fed report --help"),
         (
@@ -68,6 +70,17 @@ def test_what_is_wrong_is_one_line(args: list[str], message: str, capsys: pytest
     for seed in (5, 6):
         write_run(Path(f"other/{seed}"), [0.5, 0.5], seed=seed, **({"mu": 0.5} if seed == 6 else {}))
     assert message in refused(capsys, "report", *args)
+
+
+def test_files_are_written_also_if_nobody_reads_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with ``| head``."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with monkeypatch.context() as patched, os.fdopen(writer, "w") as pipe:
+        patched.setattr(sys, "stdout", pipe)
+        with pytest.raises(SystemExit):
+            main(["report", "sweep", "--output", "out"])
+    assert Path("out/report.html").is_file()
 
 
 def test_an_output_that_is_a_file_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
