@@ -112,6 +112,7 @@ def _count(module: FederatedModule, batch: Any, step: Callable[[FederatedModule,
 
 def _counted(copied: FederatedModule, batch: Any, step: Callable[[FederatedModule, Any], Any], warm: bool, mode: Any) -> int:
     """FLOPs of a step of a copy, after a first one if it is to be warm."""
+    copied.loss_terms = _one_term  # type: ignore[method-assign]
     with isolated(), torch.autograd.set_detect_anomaly(False), _plain_kernels(copied), mode:
         # Anomaly detection reads tensor values, which fake tensors do not have.
         if warm:
@@ -151,7 +152,6 @@ def _train(copied: FederatedModule, batch: Any) -> None:
         phases += [*copied.server_phases(), *copied.public_phases()]
     copied.phase = {phase.name: phase for phase in phases}[copied.phase.name]
     copied.manual_backward = _backward  # type: ignore[method-assign]
-    copied.loss_terms = _one_term  # type: ignore[method-assign]
     copied.compute_gradients(batch)
 
 

@@ -1,5 +1,6 @@
 """FedRoD (Chen & Chao, ICLR 2022, https://arxiv.org/abs/2107.00778)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -105,9 +106,9 @@ class FedRoD(FederatedModule):
         x, y = self.unpack(batch)
         features = self.backbone.encode(x)
         generic = self.backbone.classify(features)
-        prior = self.label_counts().clamp(min=1e-12).log()  # an absent class leaves the softmax, without the NaN of 0 · log 0
+        prior = torch.xlogy(self.gamma, self.label_counts()).clamp(min=math.log(1e-12))  # of absent classes; -inf would give NaN
         personal = generic.detach() + self.personal_logits(features.detach())
-        return self.criterion(generic + self.gamma * prior, y) + self.criterion(personal, y)
+        return self.criterion(generic + prior, y) + self.criterion(personal, y)
 
     def phases(self) -> list[Phase]:
         return [replace(phase, terms=2) for phase in super().phases()]

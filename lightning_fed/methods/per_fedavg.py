@@ -9,6 +9,7 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from lightning_fed.core import State
+from lightning_fed.errors import require
 from lightning_fed.methods.families.second_order import SecondOrderModule, attend_with_second_derivatives, gradients
 from lightning_fed.models import Backbones, Transformer
 from lightning_fed.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -131,6 +132,11 @@ class PerFedAvg(SecondOrderModule):
     def _adapt(self) -> None:
         """Take one step on the first batch of the client's training data, in a random order; none without training data."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
+        require(
+            data is not None,
+            f"{type(self).__name__} adapts to training data before it is evaluated, but got data loaders: give the Trainer a "
+            "datamodule, such as data.client(k) or LightningDataModule.from_datasets(train, val, test).",
+        )
         with torch.inference_mode(False), torch.enable_grad():
             first = next(iter(data.train_dataloader()), None)
             if first is None:

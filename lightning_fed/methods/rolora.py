@@ -18,7 +18,8 @@ class RoLoRA(LoRAModule):
     is the mean of the products, in every round, and yet both factors learn. The frozen factor has no optimizer, whose momentum or
     weight decay would move it, and is not sent back; moments of both stay with the client. A head learns in every round.
 
-    B comes first: while it is zero, A has no gradient. Monitored: accuracy after aggregation. Arguments as in :class:`.LoRAModule`.
+    B comes first: while it is zero, A has no gradient. A plain Trainer, which counts no rounds, trains B alone. Monitored: accuracy
+    after aggregation. Arguments as in :class:`.LoRAModule`.
     """
 
     has_trained = False

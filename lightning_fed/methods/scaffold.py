@@ -98,10 +98,10 @@ class SCAFFOLD(WholeServerModule, KeepsGlobalParameters):
         self.total_lr += optimizer.param_groups[0]["lr"]
 
     def post_training_step(self, batch: Any) -> State:
-        """Option I: the gradient of a batch at x, summed over its examples."""
+        """Option I: the gradient of a batch at x, summed over the terms of its loss."""
         with torch.enable_grad(), self.at_global_parameters() as point:
             grads = torch.autograd.grad(self.client_loss(batch), list(point.values()), materialize_grads=True)
-        size = len(self.unpack(batch)[1])
+        size = self.loss_terms(batch)
         examples = torch.tensor(float(size), device=self.device)
         return {"examples": examples, **{name: size * grad for name, grad in zip(point, grads, strict=True)}}
 

@@ -1,7 +1,7 @@
 """The interface of networks that methods can train, and a wrapper for any other network."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse.typing import register_type
@@ -56,7 +56,8 @@ class Backbone(TrainableNetwork, ABC):
             )
         if count > len(layers):
             raise FederationError(f"The last {count} layers of {type(self).__name__} were asked for, but it has {len(layers)}.")
-        return {name for name in self.state_dict() if name.startswith(tuple(f"{layer}." for layer in layers[-count:]))}
+        last = {name for name in self.state_dict() if name.startswith(tuple(f"{layer}." for layer in layers[-count:]))}
+        return last | self._names(p for name, p in self.named_parameters(remove_duplicate=False) if name in last)
 
     @property
     def cuts(self) -> Mapping[str, int]:
@@ -71,8 +72,12 @@ class Backbone(TrainableNetwork, ABC):
 
     def head_names(self) -> set[str]:
         """Names of the head's parameters, within the network."""
-        own = {id(p) for p in self.head.parameters()}
-        return {name for name, p in self.named_parameters() if id(p) in own}
+        return self._names(self.head.parameters())
+
+    def _names(self, parameters: Iterable[nn.Parameter]) -> set[str]:
+        """Names of parameters, of which a tied one has several."""
+        own = {id(p) for p in parameters}
+        return {name for name, p in self.named_parameters(remove_duplicate=False) if id(p) in own}
 
     def task_names(self) -> set[str]:
         """Names of the parameters that the task adds to a pretrained network. Default: those of the head, if it is known."""

@@ -163,6 +163,12 @@ def test_what_is_adapted_to_is_a_batch_as_training_sees_it() -> None:
     assert len(prepared) == 1 + len(data.test_dataloader())
 
 
+def test_without_training_data_it_is_not_measured() -> None:
+    own = new_data().client(1)
+    with pytest.raises(FederationError, match=r"PerFedAvg adapts to training data .* but got data loaders: .* datamodule"):
+        new_trainer(**QUIET).test(per(Net, CLASSES, ALPHA).for_client(INFO), own.test_dataloader())
+
+
 def test_what_travels_is_fedavgs_and_lora_is_a_use_of_it() -> None:
     ours, plain = (method(NoisyNet, CLASSES).for_client(INFO) for method in (PerFedAvg, FedAvg))
     assert ours.update_state().keys() == plain.update_state().keys()

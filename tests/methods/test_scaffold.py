@@ -9,8 +9,7 @@ from often import mostly_slow
 from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_trainer, private_states, same, sgd
 from tiny_loops import fixed
 from tiny_rounds import UniformFedAvg, fit
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
 
 from lightning_fed.core.messages import Broadcast
 from lightning_fed.core.module import FederatedModule
@@ -261,19 +260,19 @@ def test_option_2_divides_by_the_rates_of_the_steps_that_were_taken() -> None:
 
 
 def test_option_1_is_the_gradient_where_the_round_began() -> None:
-    """Over all the client's examples, whatever the batches; its pass is counted."""
-    engine, data = Recording(), new_data(3, 120)
-    federation = fit(SCAFFOLD(Net, CLASSES, "I", optimizer=sgd, epochs=2), data, rounds=1, engine=engine)
+    """Over all the client's examples that the loss does not ignore, whatever the batches; its pass is counted."""
+    engine, data, loss = Recording(), new_data(3, 120), nn.CrossEntropyLoss(ignore_index=0)
+    federation = fit(SCAFFOLD(Net, CLASSES, "I", optimizer=sgd, epochs=2, loss=loss), data, rounds=1, engine=engine)
     for turn, update in engine.fits():
         module = FedAvg(Net, CLASSES).for_client(turn.client)
         module.load_shared_state(split(turn.broadcast.state)[0])
         of_client = data.client(turn.client.id)
         inputs, labels = of_client.data[of_client.splits[0]]
-        grads = torch.autograd.grad(cross_entropy(module(inputs), labels), list(module.parameters()))
+        grads = torch.autograd.grad(loss(module(inputs), labels), list(module.parameters()))
         own = controls(private_states(federation)[update.client])
         for (name, _), grad in zip(module.named_parameters(), grads, strict=True):
             torch.testing.assert_close(own[name], grad, rtol=1e-4, atol=1e-6)
-    other = fit(SCAFFOLD(Net, CLASSES, "II", optimizer=sgd, epochs=2), data, rounds=1)
+    other = fit(SCAFFOLD(Net, CLASSES, "II", optimizer=sgd, epochs=2, loss=loss), data, rounds=1)
     costs = [run.run.history[0]["compute/flops"] for run in (federation, other)]
     assert costs[0] == pytest.approx(costs[1] * 3 / 2)  # two epochs of steps, and a pass that costs as much as one
 

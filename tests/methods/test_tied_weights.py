@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 from tiny import CLASSES, Net, new_data, sgd
-from tiny_rounds import fit
+from tiny_rounds import fit, two_classes_each
 from torch import nn
 
-from lightning_fed.methods import APFL, MOON, SCAFFOLD, FedALA, FedDyn, FedNova
+from lightning_fed.methods import APFL, MOON, SCAFFOLD, FedALA, FedBABU, FedDyn, FedNova, FedPer, FedRep, LGFedAvg, SplitMix
 
 
 class Tied(Net):
@@ -29,3 +29,23 @@ def test_a_tied_weight_is_one_under_both_of_its_names(method: Any) -> None:
     assert torch.equal(server["backbone.fc2.weight"], server["backbone.head.weight"])
     exported = federation.client_module(0).export_state()
     assert torch.equal(exported["backbone.fc2.weight"], exported["backbone.head.weight"])
+
+
+@pytest.mark.parametrize("method", [FedPer, FedRep, LGFedAvg, FedBABU])
+def test_what_is_tied_to_the_head_goes_with_it(method: Any) -> None:
+    """The head of FedPer would be sent under its other name, and come back as the mean."""
+    module = fit(method(Tied, CLASSES, optimizer=sgd), new_data(2, 80), rounds=1).client_module(0)
+    both = {"backbone.fc2.weight", "backbone.head.weight"}
+    assert len(module.shared_names() & both) == (2 if method is LGFedAvg else 0)
+    assert len(module.private_names() & both) == (2 if method in (FedPer, FedRep) else 0)
+
+
+def test_what_is_tied_to_the_last_layers_belongs_to_them() -> None:
+    network = Net()
+    network.fc1.weight = network.head.weight
+    assert network.last_layers(2) == {"fc1.weight", "fc2.weight", "fc2.bias", "head.weight", "head.bias"}
+
+
+def test_rows_of_a_tied_head_are_averaged_over_the_clients_that_have_the_class() -> None:
+    server = fit(SplitMix(Tied, CLASSES, bases=1, budgets=[1]), two_classes_each()).run.server.state_dict()
+    assert torch.equal(server["bases.0.fc2.weight"], server["bases.0.head.weight"])
