@@ -76,6 +76,7 @@ class DSFL(PublicDistillation):
 
     monitor_model = "global"
     heterogeneous = True
+    weighting = "uniform"
     dynamic_payload = True
     needs_classes = "it exchanges probabilities of classes: use Standalone."
 
@@ -95,6 +96,7 @@ class DSFL(PublicDistillation):
     ) -> None:
         super().__init__(backbone, num_classes, **kwargs)
         self.server_factories: list[Any] = [] if server_backbone is None else [server_backbone]
+        self.networks.add(self.server_factories)
         self.aggregation = aggregation
         self.temperature = temperature
         self.open_size = open_size
@@ -198,7 +200,7 @@ class OpenServer(Server):
     """
 
     def __init__(self, state: State, method: DSFL, num_public: int) -> None:
-        super().__init__(state)
+        super().__init__(state, "uniform")
         self.method = method
         self.num_public = num_public
         self.labelled = 0  # the round of the labels
@@ -226,7 +228,7 @@ class OpenServer(Server):
         return {PROBABILITIES: self.labels[LABELS]}
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        if not (result := mean_of_updates(((update.state, 1) for update in updates), {})):
+        if not (result := mean_of_updates(((update.state, self.weight(update)) for update in updates), {})):
             return {}
         mean, sharpens = result[PROBABILITIES], self.method.aggregation == "ERA"
         labels = era(mean.double(), self.method.temperature).to(mean.dtype) if sharpens else mean

@@ -63,6 +63,7 @@ class FedAMP(FederatedModule):
         **kwargs: see :class:`.FederatedModule`.
     """
 
+    weighting = "uniform"
     dynamic_payload = True  # an evaluation needs no payload
 
     def __init__(
@@ -143,7 +144,7 @@ class CloudServer(PersonalServer):
     """
 
     def __init__(self, state: State, method: FedAMP) -> None:
-        super().__init__(state)
+        super().__init__(state, "uniform")
         self.method = method
         self._weights: Tensor | None = None  # of the cohort
         self._ready: dict[int, State] = {}  # cloud models of a part of the cohort

@@ -22,6 +22,7 @@ from lightning_fed.core import (
     noted,
     weighted_mean,
 )
+from lightning_fed.errors import refuse_given
 from lightning_fed.models import Backbones
 from lightning_fed.models.factory import name_of
 from lightning_fed.nn.joint_optimizer import jointly
@@ -86,6 +87,7 @@ class FedDecomp(FederatedModule):
         track_drift: bool = True,
         **kwargs: Any,
     ) -> None:
+        refuse_given(type(self).__name__, kwargs, "epochs", "it has lora_epochs and global_epochs")
         super().__init__(backbone, num_classes, optimizer, lora_epochs + global_epochs, **kwargs)
         if alternating and self.steps is not None:
             raise FederationError(

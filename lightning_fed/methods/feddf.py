@@ -45,7 +45,7 @@ class FedDF(EnsembleModule):
         distill_steps: steps of each student in each round; 0 is FedAvg for each architecture. The authors: 10,000.
         distill_batch_size: number of public examples in a step. The authors: 128.
         distill_optimizer: optimizer of a student, fresh in each round; its rate falls to 0 along a cosine. Default: Adam, lr 1e-3.
-        distill_clip: largest gradient norm of a student's step; the authors: 5. None does not clip.
+        distill_clip: largest gradient norm of a student's step; the authors: 5. None: ``gradient_clip``.
         temperature: divisor of all logits; no factor compensates for it. The authors: 1.
         distill_loss: ``avg_logits``: as above. ``avg_losses``: the mean over the teachers of each one's divergence.
         validate_every: number of steps between validations of a student. The authors: 100.

@@ -22,6 +22,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import DSFL, Standalone
 from lightning_fed.methods.ds_fl import OpenServer, entropy, era
+from lightning_fed.models import Adapters
 from lightning_fed.seeding import INITIAL, PUBLIC, PUBLIC_TRAINING, SERVER_ROUND, seeded
 
 OPEN = 20
@@ -211,12 +212,13 @@ def test_open_examples_are_drawn_anew_and_are_a_function_of_the_seed() -> None:
     assert drawn(0, open_size=1000) == [list(range(50))] * 2  # more than there are
 
 
-def test_the_server_has_a_network_of_its_own() -> None:
+@pytest.mark.parametrize("adapters", [None, Adapters(r=2, target_modules=["fc1"])])
+def test_the_server_has_a_network_of_its_own(adapters: Adapters | None) -> None:
     """Drawn like no client's; it is what is measured as global, and handed out."""
-    federation = fit(new(server_backbone=WideNet, backbone=Net))
+    federation = fit(new(server_backbone=WideNet, backbone=Net, adapters=adapters))
     module = federation.run.server_module()
     assert isinstance(module.backbone, WideNet)
-    assert same(module.state_dict(), federation.run.server.state)
+    assert same(module.shared_state(), federation.run.server.state)
     assert "global/test_accuracy" in federation.run.history[-1]
     federation = fit(new(backbone=Net, distill_epochs=0))
     modules = [*map(federation.client_module, range(4)), federation.run.server_module()]

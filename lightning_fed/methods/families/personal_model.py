@@ -15,7 +15,7 @@ PERSONAL = "personal."
 
 
 class PersonalModule(FederatedModule):
-    """Base of Ditto and pFedSD: in addition to the shared network, a personal one, which starts as its copy.
+    """Base of APFL, Ditto and pFedSD: in addition to the shared network, a personal one, which starts as its copy.
 
     Args:
         **kwargs: see :class:`.FederatedModule`.
