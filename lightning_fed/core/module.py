@@ -327,13 +327,13 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
 
     # ------------------------------------------------------------------------------------------------------------ learning
 
-    def forward(self, x: Any) -> Tensor:
-        """Outputs ``(B, num_classes)`` that a client predicts with. Builds the module if it is not built yet."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call :meth:`forward`. Builds the module if it is not built yet."""
         if not self.is_built:
             if self._num_classes is None and (outputs := self.networks.num_outputs) is not None:
                 self.know_classes(outputs)
             self.configure_model()
-        return super().forward(x)
+        return super().__call__(*args, **kwargs)
 
     def client_loss(self, batch: Any) -> Tensor:
         """The loss of a batch: :meth:`criterion` of outputs and targets."""

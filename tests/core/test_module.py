@@ -14,6 +14,7 @@ from tiny import (
     NoisyNet,
     WideNet,
     assert_same,
+    data_for,
     momentum,
     new_data,
     new_federation,
@@ -349,7 +350,8 @@ def test_the_number_of_classes_comes_from_the_data(name: str) -> None:
         module.configure_model()
     module = module.unbuilt_copy()
     module.know_classes(3)
-    module.configure_model()
+    inputs, _ = next(iter(data_for(name, num_clients=1, size=8).client(0).train_dataloader()))
+    assert module(inputs).shape[1] == 3  # which builds it
     assert {net.num_classes if isinstance(net, Transformer) else net.num_outputs for net in module.modules() if kind(net)} == {3}
 
 
