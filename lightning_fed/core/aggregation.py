@@ -50,10 +50,11 @@ class WeightedMean:
 class EntryMean:
     """A weighted mean of states that cover parts of a larger state: each entry is averaged over the states that cover it.
 
-    A part covers the leading indices of every dimension. Entries that no part covers keep their value. Sums are in float64.
+    A part covers the leading indices of every dimension. Entries that no part covers keep their value. Sums are in float64;
+    means of integers are rounded.
 
     Args:
-        whole: the larger state; all tensors are floating point.
+        whole: the larger state.
     """
 
     def __init__(self, whole: State) -> None:
@@ -86,9 +87,13 @@ class EntryMean:
 
     def result(self) -> State:
         """The mean, each tensor in its dtype in the whole."""
-        return {
-            name: torch.where(self._weight[name] > 0, total / self._weight[name], self._whole[name]).to(self._whole[name].dtype)
+        means = {
+            name: torch.where(self._weight[name] > 0, total / self._weight[name], self._whole[name])
             for name, total in self._sum.items()
+        }
+        return {
+            name: (mean if self._whole[name].is_floating_point() else mean.round()).to(self._whole[name].dtype)
+            for name, mean in means.items()
         }
 
 

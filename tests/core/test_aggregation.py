@@ -176,6 +176,17 @@ def test_a_row_is_averaged_over_its_owners() -> None:
     assert result["body"].tolist() == [[5, 9]] * 4
 
 
+@pytest.mark.parametrize("weights", [(1.0, 0.5), (1.0, 0.3, 0.7), (0.607, 0.417)])
+def test_entry_mean_of_equal_integers_is_theirs(weights: tuple[float, ...]) -> None:
+    """An index, say, which a cut fraction of 1e-16 would shift by one."""
+    whole = {"index": torch.arange(1000), "flag": torch.tensor([True, False])}
+    mean = EntryMean(whole)
+    for weight in weights:
+        mean.add(whole, weight)
+    mean.scale(0.7)
+    assert same(mean.result(), whole)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_entry_mean_keeps_the_dtype_of_the_whole_and_leaves_its_inputs_alone(dtype: torch.dtype) -> None:
     states = [{"weight": random_state(seed)["weight"].to(dtype)} for seed in range(3)]
