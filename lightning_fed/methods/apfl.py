@@ -116,8 +116,8 @@ class APFL(PersonalModule):
 
     @torch.no_grad()
     def after_step(self, optimizer: Optimizer) -> None:
-        """Keep :math:`alpha` in [0, 1]."""
-        self.alpha.clamp_(0, 1)
+        """Keep :math:`alpha` in [0, 1]; it has learned, and private gradients, which have noise, must not move it any more."""
+        self.alpha.clamp_(0, 1).requires_grad_(False)
 
     def export_state(self, private: bool = True) -> State:
         """The mixture with the frozen tensors; without private state, the global network."""

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from lightning_fed.core import FineTuning, weighted_mean
 from lightning_fed.methods import APFL, FedAvg, Standalone
+from lightning_fed.privacy import ExampleDP
 from lightning_fed.tensors import State
 
 INFO = new_data().clients[1]
@@ -105,6 +106,14 @@ def test_alpha_stays_between_0_and_1() -> None:
     federation = fit(APFL(Net, CLASSES, 0.5, 1e6, optimizer=sgd))
     alphas = [state["alpha"].item() for state in private_states(federation).values()]
     assert set(alphas) <= {0.0, 1.0}
+
+
+def test_private_gradients_have_noise_for_alpha_in_the_first_step_of_a_turn_alone() -> None:
+    privacy = ExampleDP(clip=1.0, delta=1e-3, noise_multiplier=1.0)
+    runs = [fit(APFL(Net, CLASSES, 0.5, 0.1, optimizer=sgd, epochs=e), rounds=1, privacy=privacy) for e in (1, 3)]
+    short, long = ([state["alpha"].item() for state in private_states(run).values()] for run in runs)
+    assert short == long
+    assert 0.5 not in short
 
 
 def test_networks_and_alpha_of_clients_are_in_no_message() -> None:
