@@ -2,7 +2,6 @@
 
 import logging
 import sys
-import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
@@ -79,7 +78,7 @@ def join(cli: "FederationCLI", given: Namespace) -> None:
     from lightning_fed.deployment.site import OneClient, Site
     from lightning_fed.engines import InProcess
     from lightning_fed.engines.worker_spec import WorkerSpec
-    from lightning_fed.storage.export.folder import refuse_others
+    from lightning_fed.storage.export.folder import refuse_others, write
 
     client, data, federation = given.client, cli.datamodule, cli.federation
     if given.output:
@@ -95,8 +94,12 @@ def join(cli: "FederationCLI", given: Namespace) -> None:
         folder = (given.folder or Path(f"site-{client}")).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         spec = WorkerSpec(model, own, federation.new_trainer, federation.seed, compression=federation.settings.compression)
-        keep = partial(_export, cli, given) if given.output else None
-        site = Site(spec, client, verb_settings(cli), folder / "states", keep)
+
+        def export(module: "FederatedModule", round: int) -> None:
+            facts = {"method": type(module).__name__, "round": round, "client": client, "seed": federation.seed}
+            write(given.output, module, data, facts)
+
+        site = Site(spec, client, verb_settings(cli), folder / "states", export if given.output else None)
         answer_all(site, partial(_supernode, given), folder, given.socket, given.without_supernode)
 
 
@@ -104,20 +107,3 @@ def _supernode(given: Namespace, path: Path) -> list[str]:
     """The command of Flower's process."""
     port = commands.SUPERNODE_PORT if given.without_supernode else commands.free_port()
     return commands.supernode(given.server, given.key.absolute(), given.root_certificates.absolute(), path, port)
-
-
-def _export(cli: "FederationCLI", given: Namespace, module: "FederatedModule", round: int) -> None:
-    """Replace the exported model file by file; ``config.json`` comes last, because it makes the folder an export."""
-    from lightning_fed.storage.export.folder import write
-
-    facts = {"method": type(module).__name__, "round": round, "client": given.client, "seed": cli.federation.seed}
-    config = given.output / "config.json"
-    given.output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".", dir=given.output) as aside:
-        write(Path(aside), module, cli.datamodule, facts)
-        config.unlink(missing_ok=True)
-        files = [path for path in Path(aside).rglob("*") if path.is_file()]
-        for path in sorted(files, key=lambda path: path.name == config.name):
-            place = given.output / path.relative_to(aside)
-            place.parent.mkdir(exist_ok=True)
-            path.replace(place)

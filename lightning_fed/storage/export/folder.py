@@ -1,6 +1,8 @@
 """The folder of an exported model."""
 
 import json
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -16,6 +18,11 @@ from lightning_fed.storage.export.onnx import write_onnx
 from lightning_fed.storage.export.safetensors import write_safetensors
 
 Format = Literal["safetensors", "onnx"]
+
+LOADED = ("config.json", "*.safetensors", "*.safetensors.index.json", "adapter_config.json", "model.onnx*")
+"""Files of an export that programs look for in its folder. Those of an earlier export are deleted: the transformers library would
+add an adapter that lies beside a merged network.
+"""
 
 
 @runtime_checkable
@@ -42,7 +49,7 @@ def write(
     """Write a model, its tokenizer and chat template if the data have them, and ``config.json`` with :func:`.model_config`.
 
     If the transformers library has a ``config.json`` of its own, the description is a block ``lightning_fed`` in it, and the names
-    of the classes are where that library expects them.
+    of the classes are where that library expects them. An earlier export is replaced once the new one is written completely.
 
     Args:
         folder: folder to write to, created if necessary; see :func:`refuse_others`.
@@ -56,18 +63,35 @@ def write(
         FederationError: if the method has no such export, or other files are in the folder.
     """
     refuse_others(folder)
-    private = facts["client"] is not None
-    if format == "onnx":
-        _refuse_parts(module, private, merged)
-        write_onnx(folder / "model.onnx", module, data.client(facts["client"] or 0))
-    else:
-        _write(folder, module, private, merged)
-    if name := getattr(data, "tokenizer", None):
-        tokenizer = load_tokenizer(name, pads=False)
-        if (template := getattr(data, "chat_template", None)) is not None:
-            tokenizer.chat_template = template
-        tokenizer.save_pretrained(folder)
-    _describe(folder / "config.json", model_config(module, data, facts), label_names(data))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".", dir=folder) as aside:
+            private, new = facts["client"] is not None, Path(aside)
+            if format == "onnx":
+                _refuse_parts(module, private, merged)
+                write_onnx(new / "model.onnx", module, data.client(facts["client"] or 0))
+            else:
+                _write(new, module, private, merged)
+            if name := getattr(data, "tokenizer", None):
+                tokenizer = load_tokenizer(name, pads=False)
+                if (template := getattr(data, "chat_template", None)) is not None:
+                    tokenizer.chat_template = template
+                tokenizer.save_pretrained(new)
+            _describe(new / "config.json", model_config(module, data, facts), label_names(data))
+            _replace(folder, new)
+    finally:
+        with suppress(OSError):  # it is not empty, if all went well
+            folder.rmdir()
+
+
+def _replace(folder: Path, new: Path) -> None:
+    """Move all files into a folder, in place of those of an earlier export; last ``config.json``, which makes it an export."""
+    for path in [path for pattern in LOADED for path in folder.glob(pattern)]:
+        path.unlink()
+    for path in sorted((path for path in new.rglob("*") if path.is_file()), key=lambda path: path.name == "config.json"):
+        place = folder / path.relative_to(new)
+        place.parent.mkdir(exist_ok=True)
+        path.replace(place)
 
 
 def _write(folder: Path, module: FederatedModule, private: bool, merged: bool) -> None:
@@ -88,9 +112,11 @@ def _write(folder: Path, module: FederatedModule, private: bool, merged: bool) -
 
 def _with_adapters(module: FederatedModule, private: bool) -> Any:
     """The network with adapters to write; None if the export has none, or a part of one."""
+    if not module.networks.adapters:
+        return None
     state = module.export_state(private)
     names = list(module.backbone.state_dict())
-    if not module.networks.adapters or not state.keys() >= {f"backbone.{name}" for name in names}:
+    if not state.keys() >= {f"backbone.{name}" for name in names}:
         return None
     network = copy_learning(module.backbone)
     network.load_state_dict({name: state[f"backbone.{name}"] for name in names})

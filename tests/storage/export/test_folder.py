@@ -177,6 +177,27 @@ def test_what_no_export_wrote_is_not_replaced() -> None:
     assert config_of("exported")["client"] == 1
 
 
+def test_an_export_takes_the_place_of_an_earlier_one_of_another_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a merged network, the transformers library would load the earlier adapter, too."""
+    pretrained, data = tiny_transformer(CLASSES), new_texts(2, 40)
+    method = partial(new_method, "HOMLoRA", backbone=lambda classes: copy.deepcopy(pretrained))
+    new_federation(1, "runs").fit(method(), data)
+
+    def export(folder: str, merged: bool) -> dict[str, bytes]:
+        new_federation(1, "runs").export(method(), data, folder, 1, merged=merged)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.name != "README.md"}
+
+    adapter, network = export("adapter", False), export("network", True)
+    assert adapter.keys() ^ network.keys() == {"adapter_config.json", "adapter_model.safetensors", "model.safetensors"}
+    assert export("exported", False) == adapter
+    assert export("exported", True) == network
+    assert export("exported", False) == adapter
+    monkeypatch.setattr(TransformerClassifier, "state_dict", lambda *args, **kwargs: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        export("exported", True)
+    assert {path.name: path.read_bytes() for path in Path("exported").iterdir() if path.name in adapter} == adapter
+
+
 def test_what_has_no_adapters_cannot_be_merged() -> None:
     with pytest.raises(FederationError, match="FedAvg's networks have no adapters, so that nothing can be merged: export"):
         fit_and_export("FedAvg", merged=True)
@@ -232,10 +253,11 @@ def test_pfedloras_server_export_is_its_adapter() -> None:
 
 
 def test_parts_beside_the_network_have_files_of_their_own() -> None:
-    for name, part in (("PFedLoRA", "adapter"), ("FedRoD", "personal")):
+    for name, part in (("PFedLoRA", "adapter"), ("FedRoD", "personal"), ("SplitMix", "bases")):
         module = fit_and_export(name, client=1, folder=name).client_module(1)
         assert same(load_file(f"{name}/{part}.safetensors"), dict(module.get_submodule(part).state_dict()))
-        assert same(load_file(f"{name}/model.safetensors"), dict(module.backbone.state_dict()))
+        if name != "SplitMix":  # which has no other network
+            assert same(load_file(f"{name}/model.safetensors"), dict(module.backbone.state_dict()))
 
 
 @pytest.mark.parametrize("client", [None, 1], ids=["server", "client"])
