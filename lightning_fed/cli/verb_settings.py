@@ -17,6 +17,7 @@ OF_TRAINER = (
     "limit_train_batches",
     "limit_val_batches",
     "limit_test_batches",
+    "limit_predict_batches",
     "fast_dev_run",
 )
 """Settings of the Trainer that affect results, unlike those of the hardware."""

@@ -187,9 +187,9 @@ class Run:
                 self._call("on_fit_end")
                 if self.checkpoints:
                     self.checkpoints.finish(self.settings.keep, (self.store, self.client_state))
-                    if not self.checkpoints.paths():  # states on disk are available until the run is collected
-                        weakref.finalize(self, shutil.rmtree, self.checkpoints.clients_folder.absolute(), ignore_errors=True)
             finally:
+                if self.checkpoints and self.checkpoints.is_empty:  # states on disk are available until the run is collected
+                    weakref.finalize(self, shutil.rmtree, self.store.folder, ignore_errors=True)
                 self._call("teardown")
                 with naming(self._written[0]):
                     for logger in self.loggers:

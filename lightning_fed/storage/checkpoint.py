@@ -208,6 +208,11 @@ class Checkpoints:
                 continue
         return None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no checkpoint, neither on disk (which may be gone for a moment) nor of those written and read so far."""
+        return not self._manifests and not self.paths()
+
     def path(self, round: int) -> Path:
         """Folder of the checkpoint of a round."""
         return self.folder / f"round_{round:06d}"

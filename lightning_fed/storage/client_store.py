@@ -71,7 +71,7 @@ class ClientStore:
     """
 
     def __init__(self, folder: Path, memory_limit: int, owner: str = "client") -> None:
-        self.folder = folder
+        self.folder = folder.absolute()  # states are also read after the run, perhaps from another working directory
         self.memory_limit = memory_limit
         self.owner = owner
         self._memory: OrderedDict[int, State] = OrderedDict()
@@ -134,7 +134,7 @@ class ClientStore:
         self._dirty.clear()
         self._bytes, self._changed = 0, set()
         self.records = dict(records)
-        if folder not in (None, self.folder):
+        if folder is not None and folder.absolute() != self.folder:
             whole = {client: str(folder.absolute() / record["file"]) for client, record in records.items()}
             self.records = {client: {**record, "file": whole[client]} for client, record in records.items()}
 

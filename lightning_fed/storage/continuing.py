@@ -21,6 +21,9 @@ from lightning_fed.tensors import State, check_dtypes, check_finite, check_fits
 
 log = logging.getLogger(__name__)
 
+OF_BATCHES = ("batch_size", "continue_epochs", "single_example", "augment")
+"""Options of the data that do not change the data's checksum."""
+
 SAMPLED = 1024
 """Number of values of each frozen tensor in a checksum: all values would take seconds at each start."""
 
@@ -83,8 +86,7 @@ def settings_of(model: FederatedModule, data: FederatedDataModule, **of_federati
         optimizer = phase.optimizer(phase.parameters)
         found[optimizer_of(phase.name)] = type(optimizer).__name__
         found |= {f"{name} of {phase.name}": value for name, value in optimizer.defaults.items()}
-    found |= of_federation | {"batch_size": data.batch_size, "size of an input": _input_size(data)}
-    found |= {"continue_epochs": data.continue_epochs}
+    found |= of_federation | {name: getattr(data, name) for name in OF_BATCHES} | {"size of an input": _input_size(data)}
     found["weights of the frozen network"] = _checksum(frozen_parameters(model).values())
     plain = {name: _plain(value) for name, value in found.items()}
     return {name: value for name, value in plain.items() if value is not None or found[name] is None}

@@ -140,15 +140,24 @@ def test_a_configuration_that_differs_is_refused_with_its_keys(
     join: Joining, serve: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not one that says elsewhere where the data are, and on what to train."""
+    different = (
+        "--partitioned",
+        "--model.init_args.epochs=2",
+        "--data.init_args.batch_size=8",
+        "--trainer.limit_predict_batches=3",
+    )
     sites = [
         join(0, "--partitioned"),
-        join(1, "--partitioned", "--model.init_args.epochs", "2", "--data.init_args.batch_size", "8"),
+        join(1, "--partitioned", *different),
     ]
     with pytest.raises(SystemExit) as ended:
         serve(sites)  # which say of themselves that they refuse it
     assert ended.value.code == 2
     told = "The site of client 1 cannot take part: this is another study: data.batch_size is 8 at the site and 64 at the server; "
-    assert told + "model.epochs is 2 at the site and 1 at the server." in capsys.readouterr().err
+    told += (
+        "model.epochs is 2 at the site and 1 at the server; trainer.limit_predict_batches is 3 at the site and None at the server."
+    )
+    assert told in capsys.readouterr().err
     other = join(1, "--data.init_args.val_share", "0.2", "--trainer.accelerator", "auto", "--federation.rounds", "9")
     assert other.settings == sites[0].settings
 

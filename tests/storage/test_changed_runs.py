@@ -277,7 +277,7 @@ def test_fewer_rounds_than_were_played_are_refused(played: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"data": new_data(2, batch_size=7)}, "batch_size 16, now 7"),
+        ({"data": new_data(2, batch_size=7, single_example="drop")}, "batch_size 16, now 7; single_example join, now drop"),
         ({"optimizer": torch.optim.AdamW}, "SGD, now AdamW"),
         ({"epochs": 3, "gradient_clip": 1.0}, "epochs 1, now 3; gradient_clip None, now 1.0"),
     ],

@@ -95,6 +95,22 @@ def test_without_checkpoints_there_is_nothing_to_keep(keep: Keep) -> None:
     assert not (FOLDER / "clients").exists()
 
 
+def test_of_a_run_that_fails_before_its_first_checkpoint_the_tables_stay() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fit("all", checkpoint_every=3, store_limit_mb=1e-6, callbacks=[Stop(2)])
+    gc.collect()
+    assert {path.name for path in FOLDER.iterdir()} == {".lock", "clients.csv", "metrics.csv", "run.json"}
+
+
+def test_a_run_can_be_asked_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit("all")
+    federation = fit("all", rounds=4, ckpt_path="last", store_limit_mb=1e-6)
+    expected, _ = (federation.client_module(client).state_dict() for client in (0, 1))  # only the last one is in memory
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert same(federation.client_module(0).state_dict(), expected)
+
+
 def test_of_none_later_rounds_keep_their_files_as_long_as_they_have_checkpoints() -> None:
     fit("all", rounds=4)
     fit("none", rounds=3, ckpt_path="runs/version_0/checkpoints/round_000003")

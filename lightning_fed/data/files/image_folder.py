@@ -63,8 +63,8 @@ class ImageFolder(TableData):
         """The paths of all images, and the columns of their folders. Links are followed."""
         from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
-        root = Path(self.path).expanduser()
-        require(root.is_dir(), f"Found no folder {root.absolute()}: set --data.init_args.path to the folder with the images.")
+        root = Path(self.path).expanduser().absolute()  # workers may have another working directory
+        require(root.is_dir(), f"Found no folder {root}: set --data.init_args.path to the folder with the images.")
         layout = self.layout or (f"{SET}/{CLASS}" if _has_sets(root) else CLASS)
         levels = layout.strip("/").split("/")
         places = sorted(root.glob("/".join("*" * len(levels))))
@@ -77,7 +77,7 @@ class ImageFolder(TableData):
         ]
         require(
             len(found) > 0,
-            f"Found no images in {root.absolute()}, where the levels of folders should be {layout}: check path and layout.",
+            f"Found no images in {root}, where the levels of folders should be {layout}: check path and layout.",
         )
         *values, files = zip(*found, strict=True)
         columns = {name: np.array(column) for name, column in zip([*levels, FILE], [*values, files], strict=True)}
