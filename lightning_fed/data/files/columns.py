@@ -131,6 +131,13 @@ def class_targets(values: NDArray[Any]) -> NDArray[Any]:
     return values if (np.isfinite(numbers) & (np.abs(numbers) >= 2**53)).any() else numbers
 
 
+def categories_of(values: NDArray[Any]) -> NDArray[Any]:
+    """Categories, shape (N,), as text: whole numbers without a fraction. Programs write 1 as 1.0 where a column has gaps."""
+    numbers = class_targets(values)
+    is_whole = numbers.dtype.kind == "f" and bool((numbers == np.rint(numbers)).all() and np.isfinite(numbers).all())
+    return numbers.astype(np.int64).astype(str) if is_whole else values
+
+
 def _is_whole(text: str) -> bool:
     return text.removeprefix("-").isdecimal() and str(int(text)) == text and abs(int(text)) < 2**63
 

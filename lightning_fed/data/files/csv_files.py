@@ -18,6 +18,7 @@ from lightning_fed.data.files.columns import (
     FILE,
     PARQUET,
     Lines,
+    categories_of,
     class_targets,
     is_missing,
     is_number,
@@ -29,7 +30,7 @@ from lightning_fed.data.files.columns import (
 from lightning_fed.data.files.table import FEW, Table, TableData, sets_of
 from lightning_fed.data.lines import csv_table, unpacked
 from lightning_fed.data.partition.natural import ByColumn
-from lightning_fed.data.tabular.scaled import ScaledColumns
+from lightning_fed.data.tabular.scaled import ScaledColumns, mean_of_known
 from lightning_fed.errors import FederationError, require
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class CSVFiles(ScaledColumns, TableData):
         test_path: an official test set, in the same form.
         delimiter: delimiter of columns. None: a tab in ``.tsv`` files, compressed or not, else a comma.
         categorical: names of the categorical columns (one-hot encoded, in place of the column), or the ordered categories of each,
-            for when not every client has all of them. Otherwise categories are sorted, numerically if all are numbers.
+            for when not every client has all of them. Otherwise categories are sorted, numerically if all are numbers. 1.0 is 1.
         columns: names of the columns, for files without a header.
         task: what is predicted: one of several classes; yes or no, with one output (``binary``: yes is the second of two classes,
             in the order of ``classes``, else of the alphabet in any case); numbers; or the time to an event. For partitions by
@@ -207,7 +208,7 @@ class CSVFiles(ScaledColumns, TableData):
 
     def _usual(self, rows: Tensor) -> Tensor:
         """Also with medians, of a category its frequency: the median of its column would mostly be 0, as of all others."""
-        return torch.where(torch.tensor(self._one_hots), rows.nanmean(dim=0), super()._usual(rows))
+        return torch.where(torch.tensor(self._one_hots), mean_of_known(rows), super()._usual(rows))
 
     def _missing(self, name: str, values: NDArray[Any], files: list[Path]) -> NDArray[np.bool_]:
         """Which examples have no value in a column."""
@@ -238,20 +239,20 @@ class CSVFiles(ScaledColumns, TableData):
 
     def _one_hot(self, name: str, values: NDArray[Any], files: list[Path]) -> tuple[list[str], NDArray[np.float32]]:
         """Names of a categorical column's one-hot columns, and their values; NaN for missing values."""
-        missing, values = self._missing(name, values, files), np.char.strip(values)
-        found = np.unique(values[~missing]).tolist()
-        known = self.categorical[name] or sorted(
-            found, key=lambda each: (not is_number(each), float(each) if is_number(each) else 0, each)
+        places = np.flatnonzero(~self._missing(name, values, files))
+        present = categories_of(np.char.strip(values[places]))
+        known = categories_of(np.array(self.categorical[name] or [], dtype=str)).tolist() or sorted(
+            np.unique(present).tolist(), key=lambda each: (not is_number(each), float(each) if is_number(each) else 0, each)
         )
-        strange = ~missing & ~np.isin(values, known)
+        strange = ~np.isin(present, known)
         if strange.any():
-            bad = int(np.argmax(strange))
+            bad = int(places[np.argmax(strange)])
             raise FederationError(
                 f"{self._place(bad, files)} has {str(values[bad])!r:.60} in the column {name!r}, whose categories are "
                 f"{', '.join(map(repr, known))}: correct it, or name it among them."
             )
-        hot = (values[:, None] == np.array(known)).astype(np.float32)
-        hot[missing] = np.nan
+        hot = np.full((len(values), len(known)), np.nan, dtype=np.float32)
+        hot[places] = present[:, None] == np.array(known)
         return [f"{name}={each}" for each in known], hot
 
     def _numbers(self, name: str, values: NDArray[Any], files: list[Path]) -> NDArray[np.float32]:

@@ -127,6 +127,23 @@ def test_categories_that_are_named_are_the_same_everywhere() -> None:
     assert rows(data, 0, 0).tolist() == [[0, 0, 1, 0], [0, 1, 0, 0]]
 
 
+def test_a_category_may_be_written_with_a_point_where_its_column_has_gaps() -> None:
+    write(south=["60,3.0,,yes,train", "70,1.0,200,no,train", "90,?,NA,yes,test"])
+    for categories in (["pain"], {"pain": ["1", "2", "3"]}, {"pain": ["1.0", "2.0", "3.0"]}):
+        data = table(categorical=categories)
+        assert rows(data, 1, 0).tolist() == [[60, 0, 0, 1, 160], [70, 1, 0, 0, 200]]
+        assert data.titles == ["age", "pain=1", "pain=2", "pain=3", "pressure"]
+
+
+@pytest.mark.parametrize("impute", ["mean", "median"])
+def test_a_column_that_is_constant_but_for_its_gaps_is_only_centred(impute: str) -> None:
+    """In single precision the mean of two hundred 36.6 is not 36.6, and the deviation was the difference."""
+    write(north=[*(f"30,1,{'' if k % 7 == 0 else 36.6},no,train" for k in range(300)), "30,1,37.6,yes,test"])
+    data = table(standardize="client", impute=impute)
+    assert rows(data, 0, 0)[:, -1].abs().max() < 1e-5
+    assert rows(data, 0, 2)[:, -1].tolist() == pytest.approx([1], abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
