@@ -326,19 +326,31 @@ class BatchTransform:
         good = all(math.isfinite(value) for value in (*self.mean, *self.std)) and min(self.std) > 0
         require(good, f"Got mean={list(self.mean)} and std={list(self.std)}: give numbers, and of std numbers above 0.")
 
-    def check_channels(self, inputs: Any) -> None:
-        """Refuse byte images whose number of channels differs from that of means and standard deviations.
+    def check(self, inputs: Inputs) -> None:
+        """Refuse what has no effect, or the wrong one: augmentation of anything but byte images, or of images whose targets have
+        places, too; and byte images whose number of channels differs from that of means and standard deviations.
 
         Args:
-            inputs: inputs of the data; only bytes are normalized.
+            inputs: inputs of the data. Of lazy ones the first is read, if there is augmentation.
         """
-        if not isinstance(inputs, Tensor) or inputs.dtype != torch.uint8:
+        if isinstance(inputs, LazyInputs):
+            if self.augment == "none":
+                return
+            inputs = inputs.read(torch.zeros(1, dtype=torch.int64))
+        named = inputs if isinstance(inputs, dict) else {INPUT: inputs}
+        images = named.get(INPUT)
+        if images is None or images.dtype != torch.uint8:
+            require(self.augment == "none", f"Got augment={self.augment}, which is for images of bytes: leave it out.")
             return
-        channels = inputs.shape[1] if inputs.dim() > 1 else 1
+        require(
+            self.augment == "none" or TARGETS not in named or named[TARGETS].dim() < 3,
+            f"Got augment={self.augment}, which would move images, but not their targets, such as masks: leave it out.",
+        )
+        channels = images.shape[1] if images.dim() > 1 else 1
         for name, values in (("mean", self.mean), ("std", self.std)):
             require(
                 len(values) in (1, channels),
-                f"Got {name}={list(values)} for images of shape {tuple(inputs.shape[1:])}: give 1 number"
+                f"Got {name}={list(values)} for images of shape {tuple(images.shape[1:])}: give 1 number"
                 + (f" or {channels}, one per channel." if channels > 1 else "."),
             )
 

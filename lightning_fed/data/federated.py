@@ -55,7 +55,8 @@ class FederatedDataModule(L.LightningDataModule):
         val_share: share of a client's examples (``official``: of its training part) held out for validation. If clients share
             examples, it is the share of the whole training set, so that no client trains on another's validation examples.
         test_share: share of a client's examples held out for test, 0.1 if not given; for ``pooled`` only.
-        augment: augmentation of training batches: none, or a random crop after padding by 4 pixels and random horizontal flips.
+        augment: augmentation of training batches of byte images: none, or a random crop after padding by 4 pixels and random
+            horizontal flips.
         single_example: what to do with an example that would be alone in a client's last training batch, which batch norm cannot
             train on: ``join`` adds it to the previous batch, ``drop`` leaves it out of the epoch, ``keep`` makes it a batch.
         continue_epochs: whether a client's next turn continues with the batch after its last one, also in the middle of an epoch:
@@ -200,7 +201,7 @@ class FederatedDataModule(L.LightningDataModule):
         given, images = images, self.prepare(images, splits)
         self._given = None if images is given else checksum_of(given)
         refuse_no_numbers(images)
-        self._transform().check_channels(images)
+        self._transform().check(images)
         self._data = SharedTensors(images, labels)
         if self.public is not None:
             others = None if isinstance(self.public, PublicShare) else self._load_public(images)

@@ -151,7 +151,8 @@ def divide_by_name(
         not incomplete or needs_both,
         f"{len(incomplete)} of {len(names)} clients lack an example to test on"
         + "".join(f" (the first is {names[k]!r}: {splits[k].sizes})" for k in incomplete[:1])
-        + ": set the partition's min_examples to 1 to leave them out; or set split to pooled, which divides all of its examples.",
+        + ": set the partition's min_examples to 1 to leave them out"
+        + ("." if roles is None else "; or set split to pooled, which divides all of its examples."),
     )
     least, lacking = min_examples or 1, set(incomplete)
     kept = [k for k, split in enumerate(splits) if k not in lacking and sum(map(len, split)) >= least]

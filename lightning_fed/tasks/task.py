@@ -241,7 +241,7 @@ class Binary(Task):
 
 class Multilabel(Task):
     """Any number of labels at once: logits ``(B, L)``, targets ``(B, L)`` of 0 and 1. Metrics get probabilities; a label counts as
-    predicted from 0.5 on. ``f1`` is the mean over the labels, ``accuracy`` the share of correct labels, ``exact_match`` the share
+    predicted above 0.5. ``f1`` is the mean over the labels, ``accuracy`` the share of correct labels, ``exact_match`` the share
     of examples with only correct labels.
     """
 

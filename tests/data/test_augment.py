@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from torch import Tensor
 
-from lightning_fed.data import random_crop_flip
+from lightning_fed.data import IID, InMemory, LazyInputs, random_crop_flip
+from lightning_fed.data.batches import INPUT, TARGETS, Inputs
+from lightning_fed.errors import FederationError
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
@@ -43,3 +46,35 @@ def test_each_result_is_a_shifted_crop_of_the_padded_image() -> None:
     found = (choices == random_crop_flip(images, padding=2)).flatten(2).all(2)
     assert found.any(0).all()
     assert found.float().argmax(0).unique().numel() > 10
+
+
+IMAGES, MASKS = torch.zeros(20, 3, 8, 8, dtype=torch.uint8), torch.zeros(20, 8, 8, dtype=torch.int64)
+
+
+class Lazily(LazyInputs):
+    def __len__(self) -> int:
+        return len(MASKS)
+
+    def read(self, rows: Tensor) -> dict[str, Tensor]:
+        return {INPUT: IMAGES[rows], TARGETS: MASKS[rows]}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (IMAGES.float(), "which is for images of bytes"),
+        ({"x": IMAGES, "y": IMAGES}, "which is for images of bytes"),
+        ({INPUT: IMAGES, TARGETS: MASKS}, "would move images, but not their targets"),
+        (Lazily(), "would move images, but not their targets"),
+    ],
+    ids=["numbers", "several", "masks", "lazily read masks"],
+)
+def test_what_cannot_be_augmented_is_refused(inputs: Inputs, message: str) -> None:
+    with pytest.raises(FederationError, match=message):
+        InMemory(inputs, torch.arange(20) % 2, num_clients=2, partition=IID(), augment="crop_flip").setup()
+    InMemory(inputs, torch.arange(20) % 2, num_clients=2, partition=IID()).setup()
+
+
+def test_images_with_several_labels_each_are_augmented() -> None:
+    inputs = {INPUT: IMAGES, TARGETS: torch.zeros(20, 4)}
+    InMemory(inputs, torch.arange(20) % 2, num_clients=2, partition=IID(), augment="crop_flip").setup()

@@ -79,12 +79,14 @@ class ArrayFiles(TableData):
             )
         joined = {name: np.concatenate([table[name] for table in tables]) for name in first if name in same}
         inputs = as_tensor(joined.pop(self.input), f"{self.input} of {self.path}")
-        if self.image_size is not None:
+        is_bytes, kind = inputs.dtype == torch.uint8, f"{inputs.dtype} of shape {tuple(inputs.shape)}"
+        sized = ("image_size", self.image_size, None, is_bytes and inputs.dim() == 4)
+        for name, value, usual, has_effect in (sized, ("mean", self.mean, (0.0,), is_bytes), ("std", self.std, (1.0,), is_bytes)):
             require(
-                inputs.dtype == torch.uint8 and inputs.dim() == 4,
-                f"Got image_size={self.image_size}, but {self.input} is {inputs.dtype} of shape {tuple(inputs.shape)}: images are "
-                "bytes. Leave image_size out.",
+                has_effect or value == usual,
+                f"Got {name}={value}, but {self.input} is {kind}: images are bytes. Leave {name} out.",
             )
+        if self.image_size is not None:
             inputs = resize(inputs, self.image_size)
         found = joined.pop("set")
         return Table(inputs, joined.pop(self.target), joined, None if set(found.tolist()) == {"train"} else found)

@@ -201,7 +201,12 @@ class CSVFiles(ScaledColumns, TableData):
         if file.suffix.lower() == PARQUET:
             return parquet_table(file)
         usual = "\t" if unpacked(file).suffix.lower() == ".tsv" else ","
-        return csv_table(file, header=self.columns, delimiter=self.delimiter or usual)
+        names, lines = csv_table(file, header=self.columns, delimiter=self.delimiter or usual)
+        require(
+            len(names) != 1 or not {*names[0]} & {*",;|\t"},
+            f"{file} has the single column {', '.join(names)}: set --data.init_args.delimiter to what separates its columns.",
+        )
+        return names, lines
 
     def column_title(self, place: int) -> str:
         return self.titles[place]

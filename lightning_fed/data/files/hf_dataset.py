@@ -193,6 +193,8 @@ class HFDataset(TableData):
         try:
             columns = [np.array(rows.with_format("numpy")[name][:]) for name in self.input]
             numbers = columns[0] if len(columns) == 1 and columns[0].ndim > 1 else np.stack(columns, axis=1)
+            if numbers.dtype.kind in "mM":  # dates and durations, which NumPy would convert to a huge count of nanoseconds
+                raise TypeError
             return as_tensor(numbers.astype(np.float32 if numbers.dtype.kind != "f" else numbers.dtype))
         except (TypeError, ValueError) as error:
             raise FederationError(

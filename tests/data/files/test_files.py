@@ -197,6 +197,7 @@ def test_files_of_one_name_in_two_folders_are_two_clients(kind: Callable[..., Ta
         ({"images": np.zeros((2, 2)), "labels": np.zeros(3)}, {}, r"2 images and labels of shape \(3,\): give one per example"),
         ({"images": np.zeros((2, 2)), "labels": np.zeros((2, 3))}, {}, r"labels of shape \(2, 3\)"),
         ({"images": np.zeros((2, 2)), "labels": np.zeros(2)}, {"image_size": 8}, "Got image_size=8, but images is torch.float32"),
+        ({"images": np.zeros((2, 2)), "labels": np.zeros(2)}, {"std": (0.5,)}, r"Got std=\(0.5,\), but images is torch.float32"),
         ({"images": np.zeros((2, 2)), "labels": np.array([{}, {}])}, {}, "Could not read .*npz"),
         (
             {"images": np.zeros((32, 3, 4, 4), np.uint8), "labels": np.arange(32) % 2},

@@ -169,6 +169,7 @@ def test_columns_are_read_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatc
         ({"path": "odd"}, "has the sets left, right, of which none is called train"),
         ({"client": "hospital"}, "no column 'hospital', its columns are: label, user"),
         ({"input": ["image", "label"]}, "expected an image, one or two texts, or numbers of one shape"),
+        ({"path": "visits.jsonl", "input": "day"}, r"The input day of visits.jsonl is Value\('timestamp\[s\]'\)"),
         ({"path": "notes.txt"}, "notes.txt ends in .txt: expected a folder that save_to_disk wrote"),
         ({"path": "broken.parquet"}, "Could not load a dataset from .*broken.parquet"),
     ],
@@ -178,6 +179,7 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> Non
     write_dataset(Path("sets"), sets=("train", "test"))
     write_dataset(Path("odd"), sets=("left", "right"))
     Path("notes.txt").write_text("")
+    Path("visits.jsonl").write_text('{"day": "2026-01-02", "label": 1}\n')
     Path("broken.parquet").write_bytes(b"nothing")
     with pytest.raises(FederationError, match=message):
         HFDataset(**{"path": "images", "input": "image", "target": "label"} | options).setup()
