@@ -20,7 +20,7 @@ from lightning_fed.core import (
     check_payload,
     noted,
 )
-from lightning_fed.methods.families.grouped_adapters import GroupServer
+from lightning_fed.methods.families.group_server import GroupServer
 from lightning_fed.models import Backbones
 from lightning_fed.options import NonNegativeInt, PositiveFloat, PositiveInt
 

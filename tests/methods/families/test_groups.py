@@ -22,7 +22,8 @@ from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import AdapterTuning
-from lightning_fed.methods.families.grouped_adapters import GroupServer, GroupTuning
+from lightning_fed.methods.families.group_server import GroupServer
+from lightning_fed.methods.families.grouped_adapters import GroupTuning
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import State, count_floats
 
