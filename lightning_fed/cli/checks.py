@@ -50,21 +50,26 @@ def check_config(config: Namespace) -> None:
     seed = config.get("seed_everything")
     if seed is True or (seed is not None and not 0 <= seed <= LARGEST_SEED):  # True: Lightning would draw one of its own
         raise FederationError(f"seed_everything is {seed}: give a whole number from 0 to {LARGEST_SEED}.")
-    for block in ("model", "data"):
-        path = str(getattr(config.get(block), "class_path", ""))
-        if (name := path.rpartition(".")[2]) in BASES and path.startswith("lightning_fed."):
-            raise FederationError(
-                f"{block} is a {name}, which is only a base class, or has no class_path: name one of {', '.join(known(block))}."
-            )
     for key, value in config.items(branches=True):
         if isinstance(value, Namespace) and "." not in key:
             refuse_nulls(value, key)
         if isinstance(value, Namespace) and "class_path" in value:
+            refuse_base(value, key)
             refuse_settings(value, key)
     federation = config.get("federation") or Namespace()
     for name in takes_no_null("lightning_fed.federation.federation.Federation") & vars(federation).keys():
         if federation[name] is None:
             raise FederationError(f"federation.{name} is null: give a value, or leave it out for the default.")
+
+
+def refuse_base(value: Namespace, key: str) -> None:
+    """Refuse a class that cannot be used itself, which is also what an option without a class gets."""
+    path = str(value.class_path)
+    if (name := path.rpartition(".")[2]) in BASES and path.startswith("lightning_fed."):
+        raise FederationError(
+            f"{key.replace('.init_args', '')} is a {name}, which is only a base class, or has no class_path: name one of "
+            f"{', '.join(known(key.rpartition('.')[2]))}."
+        )
 
 
 def refuse_settings(value: Namespace, key: str) -> None:

@@ -36,6 +36,7 @@ HOMES = {
     "model": (lightning_fed.methods, FederatedModule),
     "backbone": (lightning_fed.models, TrainableNetwork),
     "data": (lightning_fed.data, FederatedDataModule),
+    "public": (lightning_fed.data, FederatedDataModule),
     "partition": (lightning_fed.data, Partitioner),
     "engine": (lightning_fed.engines, Engine),
     "aggregation": (lightning_fed.core, lightning_fed.core.Aggregation),
@@ -194,6 +195,9 @@ def _in_words(text: str, value: str) -> str:
 
 def _with_names(text: str, message: str, keys: list[str], options: Collection[str], verb: str) -> str:
     """Add the known names and the one that is nearest to the given name."""
+    if wrong := re.search(r"Expected an instantiatable class, but \S*\.(\w+) is abstract", text):
+        names = known(keys[-1].rpartition(".")[2]) if keys else []
+        return f"a {wrong[1]} is only a base class, or there is no class_path: name one of {', '.join(names)}"
     if "Option 'class_path' is not accepted" in text:
         return "the options of a class stand in its init_args, not beside its class_path"
     if wrong := re.search(r"Option '([^']+)' is not accepted(?! by)", text):

@@ -221,6 +221,8 @@ def test_defaults_are_no_nulls() -> None:
         (["--model=FFALoRA"], ["required: backbone; the one of the configuration, if it has one, does not fit the method"]),
         (["--model=lightning_fed.FederatedModule"], ["model is a FederatedModule", "FedAvg"]),
         (["--data=ScaledColumns"], ["data is a ScaledColumns, which is only a base class", "CSVFiles"]),
+        (["--data.init_args.public.limit_examples=3"], ["data.public is a FederatedDataModule, which is only a base", "CSVFiles"]),
+        (["--federation.privacy.clip=1"], ["privacy: a DifferentialPrivacy is only a base class", "ClientDP, ExampleDP"]),
         (["--model=" + "a" * 5000], ["there is no 'aaa", "…"]),
         ([f"{M}backbone=os.system"], ["system cannot be called with"]),
         (["--model=FFALoRA", f"{M}backbone=MLP"], ["FFALoRA takes networks of the transformers library, not MLP; known are "]),
