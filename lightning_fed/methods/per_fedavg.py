@@ -1,11 +1,12 @@
 """Per-FedAvg (Fallah, Mokhtari & Ozdaglar, NeurIPS 2020, https://arxiv.org/abs/2002.07948), Algorithm 1."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchmetrics import Metric, MetricCollection
 
 from lightning_fed.core import State
@@ -94,6 +95,11 @@ class PerFedAvg(SecondOrderModule):
         for name, grad in zip(point, grads, strict=True):
             own[name].grad = grad.detach()
         return loss.detach()
+
+    def loss_at(self, values: State, batch: Any, moves_statistics: bool = True) -> Tensor:
+        """See :meth:`.SecondOrderModule.loss_at`; with ``hessian: exact`` by kernels of attention that have a second derivative."""
+        with sdpa_kernel(SDPBackend.MATH) if self.hessian == "exact" else nullcontext():
+            return super().loss_at(values, batch, moves_statistics)
 
     def learnable(self) -> State:
         """Trainable tensors by name, separate from the parameters themselves."""

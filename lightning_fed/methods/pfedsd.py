@@ -92,6 +92,10 @@ class PFedSD(PersonalModule):
         loss = self.distilled_loss if self._has_teacher and self.lam else self.global_loss
         return [self.local_phase("local", list(self.backbone.parameters()), loss, eval_modules=[self.personal])]
 
+    def fine_tuning_phases(self) -> list[Phase]:
+        """Those of ``fine_tuning``; a client without a personal model has nothing private to tune."""
+        return super().fine_tuning_phases() if self._has_teacher or self.fine_tuning.part != "private" else []
+
     def distilled_loss(self, batch: Any) -> Tensor:
         """The loss of the trained network plus the distillation term, from one pass through each network."""
         with self.global_predicts() as logits:

@@ -101,6 +101,26 @@ def test_rounds_are_those_of_a_plain_loop(hessian: Any) -> None:
     torch.testing.assert_close(stripped(found), network.state_dict(), rtol=tolerance, atol=tolerance)
 
 
+class AttentionNet(Net):
+    """With PyTorch's fused attention, which has no second derivative."""
+
+    def __init__(self, num_classes: int = CLASSES) -> None:
+        super().__init__(num_classes)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+
+    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
+        rows = super().encode(x).unsqueeze(1)
+        return rows.squeeze(1) + self.attention(rows, rows, rows, need_weights=False)[0].squeeze(1)
+
+
+def test_attention_is_differentiated_twice() -> None:
+    exact, close = (
+        fit(per(AttentionNet, CLASSES, ALPHA, hessian), trainer=partial(new_trainer, precision="64-true")).run.server.state_dict()
+        for hessian in ("exact", "finite_difference")
+    )
+    torch.testing.assert_close(exact, close, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("hessian", ["exact", "finite_difference", "first_order"])
 @pytest.mark.parametrize("count", [2, 3])
 def test_statistics_of_batch_norm_move_once_in_a_step(hessian: Any, count: Any) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.callbacks import FederationCallback, RunView
+from lightning_fed.core import FineTuning
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.methods import FedAvg, PFedSD
@@ -87,6 +88,15 @@ def test_who_takes_part_for_the_first_time_has_no_teacher() -> None:
         seen.add(turn.client.id)
     assert plain == len(seen) < len(engine.fits())
     assert private_states(federation).keys() == seen
+
+
+def test_who_has_no_personal_model_has_nothing_private_to_tune() -> None:
+    plain, tuned = (
+        fit(PFedSD(Net, CLASSES, fine_tuning=tuning), participation=0.4) for tuning in (None, FineTuning(steps=2, part="private"))
+    )
+    costs = [result.get("fine_tune/flops", 0) for result in tuned.run.results.values()]
+    assert [cost > 0 for cost in costs] == [client in private_states(tuned) for client in tuned.run.results]
+    assert all(tuned.run.results[client] == plain.run.results[client] for client, cost in enumerate(costs) if not cost)
 
 
 def fit_turn(model: FederatedModule, start: State, client: int, round: int) -> State:
