@@ -19,6 +19,7 @@ from lightning_fed.core import (
     unpack_rows,
 )
 from lightning_fed.methods.families.class_rows import ClassRowsModule, ClassRowsServer
+from lightning_fed.methods.families.classifiers import needs_classifier
 from lightning_fed.models import Backbones
 from lightning_fed.options import NonNegativeFloat, PositiveInt
 
@@ -70,6 +71,7 @@ class FD(ClassRowsModule):
     def build(self) -> None:
         """Build the client's network and buffers for its teachers :math:`G_k`, ``(C, C)``, and for the sums and counts."""
         super().build()
+        needs_classifier(self.backbone, "FD exchanges the mean outputs for each class")
         self.make_room(self.num_classes)
         self.outputs, self.counts = torch.zeros_like(self.rows, dtype=torch.float64), torch.zeros(self.num_classes).long()
 

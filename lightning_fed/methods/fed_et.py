@@ -23,7 +23,6 @@ from lightning_fed.core import (
     widened,
 )
 from lightning_fed.core.client_state import BLOCK
-from lightning_fed.methods.families.classifiers import needs_classifier
 from lightning_fed.methods.families.distillation import TARGETS, EnsembleModule, EnsembleServer, names_of
 from lightning_fed.models import Backbones
 from lightning_fed.models.backbone import BackboneFactory
@@ -107,7 +106,6 @@ class FedET(EnsembleModule):
 
     def build(self) -> None:
         super().build()
-        needs_classifier(self.backbone, "FedET lets models agree on a class for each example")
         for name in ("labels", "others", "disagreed"):
             self.register_buffer(name, None, persistent=False)
 

@@ -286,7 +286,7 @@ def test_methods_that_cut_networks_say_which_they_need(name: str) -> None:
         module.for_client(ClientInfo(0, 1, 0, 0, (1,), model_size=0.5 if options else None)).shared_names()
 
 
-@pytest.mark.parametrize("name", ["DSFL", "FedET", "SplitMix"])
+@pytest.mark.parametrize("name", ["DSFL", "FD", "FedDF", "FedET", "SplitMix"])
 def test_methods_that_mix_what_is_said_of_examples_need_classifiers(name: str) -> None:
     with pytest.raises(FederationError, match=f"backbone: {name} .*, but a GPT2LMHeadModel answers with texts: give a classifier"):
         getattr(lightning_fed.methods, name)(tiny_lm, 1).configure_model()

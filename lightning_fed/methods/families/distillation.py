@@ -20,6 +20,7 @@ from lightning_fed.core import (
     check_payload,
     noted,
 )
+from lightning_fed.methods.families.classifiers import needs_classifier
 from lightning_fed.methods.families.group_server import GroupServer
 from lightning_fed.models import Backbones
 from lightning_fed.options import NonNegativeInt, PositiveFloat, PositiveInt
@@ -68,6 +69,10 @@ class EnsembleModule(PublicDistillation):
         self.public_batch_size = distill_batch_size
         self.distill_optimizer = distill_optimizer
         self.public_table_limit = table_limit_mb * 2**20
+
+    def build(self) -> None:
+        super().build()
+        needs_classifier(self.backbone, f"{type(self).__name__} combines what models say of each example")
 
     def architecture(self, client: ClientInfo | None) -> int:
         """Index of the network: the client's, or the one that the server states for its model."""
