@@ -147,7 +147,7 @@ def _plain_kernels(module: nn.Module) -> Iterator[None]:
 
 def _train(copied: FederatedModule, batch: Any) -> None:
     """A training step in the module's phase; a copy needs its own parameters and loss."""
-    phases = [*copied.phases(), *copied.fine_tuning_phases()]
+    phases = [*copied.phases(), *copied.evaluation_phases(), *copied.fine_tuning_phases()]
     if isinstance(copied, PublicDistillation):
         phases += [*copied.server_phases(), *copied.public_phases()]
     copied.phase = {phase.name: phase for phase in phases}[copied.phase.name]

@@ -373,6 +373,12 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
             sums: sums of the tensors that :meth:`post_training_step` returned, on the CPU; empty without that hook.
         """
 
+    def evaluation_phases(self) -> list[Phase]:
+        """The phases with which every evaluation and export of a client's model begins, before those of :meth:`fine_tuning_phases`,
+        if these run, on one random stream. The result is discarded. Default: none.
+        """
+        return []
+
     def fine_tuning_phases(self) -> list[Phase]:
         """The phases that fine-tune a client's model before it is evaluated or exported, on the random stream of
         (seed, round, client). The result is discarded. Default: those of ``fine_tuning``; empty: no fine-tuning.

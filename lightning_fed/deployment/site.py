@@ -182,6 +182,6 @@ class Site:
         if self._keep is not None and turn.verb == "evaluate":
             module = self._worker.module_of(own, turn.broadcast, private)
             if turn.fine_tune:
-                self._worker.fine_tune(module, self.client, turn.round)
+                self._worker.prepare(module, self.client, turn.round)
             self._keep(module, turn.round)
         return pack_update(result.update, keeps=result.private is not None)

@@ -126,7 +126,7 @@ class Worker:
 
     def evaluate(self, module: FederatedModule, turn: Turn) -> TurnResult:
         """Evaluate a model: returns metrics only."""
-        costs = self.fine_tune(module, turn.client.id, turn.round) if turn.fine_tune else {}
+        costs = self.prepare(module, turn.client.id, turn.round, turn.fine_tune)
         metrics = self.metrics_of(module, self._data_of(turn)) | module.inspect() | costs
         return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, {}, metrics))
 
@@ -175,11 +175,11 @@ class Worker:
         self._load(module, broadcast, private)
         return module
 
-    def fine_tune(self, module: FederatedModule, client: int, round: int) -> dict[str, float]:
-        """Fine-tune a client's model on its training data before it is evaluated, if the method has fine-tuning; returns the costs.
-        The server's models are not fine-tuned.
+    def prepare(self, module: FederatedModule, client: int, round: int, fine_tune: bool = True) -> dict[str, float]:
+        """Run the phases that precede an evaluation of a client's model and, if it is to be fine-tuned, those of its fine-tuning;
+        returns the costs. The server's models are evaluated as they are.
         """
-        phases = module.fine_tuning_phases()
+        phases = [*module.evaluation_phases(), *(module.fine_tuning_phases() if fine_tune else [])]
         if client == SERVER or not phases:
             return {}
         data = self.data.client(client)

@@ -345,7 +345,7 @@ class Run:
         info = self.clients[client]
         module = self.local.module_of(info, self.server.evaluation_broadcast(info), self.store.find(client))
         with isolated():
-            self.local.fine_tune(module, client, self.round)
+            self.local.prepare(module, client, self.round)
         return module.cpu()
 
     def measure_across(self, client: int) -> dict[int, Metrics]:

@@ -120,13 +120,9 @@ class FedALA(WholeServerModule):
     def phases(self) -> list[Phase]:
         """Learn the weights, then train as in FedAvg."""
         own = [p for name, p in self.named_parameters() if not name.startswith("weights.")]
-        return [*self.weight_phases(), self.local_phase("local", own, self.client_loss)]
+        return [*self.evaluation_phases(), self.local_phase("local", own, self.client_loss)]
 
-    def fine_tuning_phases(self) -> list[Phase]:
-        """Learn the weights, then fine-tune as set by ``fine_tuning``."""
-        return [*self.weight_phases(), *super().fine_tuning_phases()]
-
-    def weight_phases(self) -> list[Phase]:
+    def evaluation_phases(self) -> list[Phase]:
         """Step 1; none in the first turn, in which both models are equal."""
         turns = int(self.turns)
         if not turns or not (epochs := self.first_weight_epochs if turns == 1 else self.weight_epochs):

@@ -88,13 +88,9 @@ class FedAS(FedPer):
 
     def phases(self) -> list[Phase]:
         """The alignment, then FedPer's phases."""
-        return [*self.alignment_phases(), *super().phases()]
+        return [*self.evaluation_phases(), *super().phases()]
 
-    def fine_tuning_phases(self) -> list[Phase]:
-        """The alignment, then fine-tuning as set by ``fine_tuning``."""
-        return [*self.alignment_phases(), *super().fine_tuning_phases()]
-
-    def alignment_phases(self) -> list[Phase]:
+    def evaluation_phases(self) -> list[Phase]:
         """Step 1; none for a client without mean features."""
         if not self.alignment_epochs or not self.known.any():
             return []

@@ -85,3 +85,12 @@ def test_any_method_is_fine_tuned_for_a_measurement_alone(name: str) -> None:
     assert all(same(own, plain_private[client]) for client, own in private.items())
     assert tuned["fine_tune/flops"] > plain.get("fine_tune/flops", 0)
     assert tuned["after/test_loss/mean"] != plain["after/test_loss/mean"]
+
+
+@pytest.mark.parametrize("name", ["FedALA", "FedAS"])
+def test_what_a_method_does_before_an_evaluation_does_not_depend_on_when_clients_are_fine_tuned(name: str) -> None:
+    *_, plain = fine_tuned(name, None)
+    *_, last = fine_tuned(name, FineTuning(steps=2, when="last"))
+    always = plain.keys() - {"fine_tune/flops", "fine_tune/total_flops"}
+    assert {key: last[key] for key in always if "seconds" not in key} == {key: plain[key] for key in always if "seconds" not in key}
+    assert last["fine_tuned/test_loss/mean"] != plain["after/test_loss/mean"]

@@ -63,10 +63,10 @@ def test_the_alignment_counts_classes_and_not_examples() -> None:
 
 def test_what_stays_with_a_client_is_not_aligned() -> None:
     module = FedAS(Net, CLASSES, private_layers=2).for_client(new_data().clients[1])
-    assert not module.alignment_phases()
+    assert not module.evaluation_phases()
     module.known[0] = True
     shared = {id(p) for name, p in module.named_parameters() if name in module.shared_names()}
-    assert {id(p) for p in module.alignment_phases()[0].parameters} == shared
+    assert {id(p) for p in module.evaluation_phases()[0].parameters} == shared
 
 
 def seen(network: Backbone, data: InMemory, client: int) -> tuple[dict[int, Tensor], float]:
