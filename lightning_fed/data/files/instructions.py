@@ -43,10 +43,11 @@ class Instructions(TableData):
     """Instructions with answers, for a causal language model: JSON Lines, JSON or Parquet files, or a dataset of the hub.
 
     A record has ``messages`` (or ShareGPT's ``conversations``), ``prompt`` and ``completion`` (texts, without a template, or
-    messages), or ``instruction``, ``input`` and ``output``; or ``columns`` names the columns of messages. The chat template formats
-    conversations, which are tokenized once per machine, into the user's cache folder (``XDG_CACHE_HOME``). The model is trained on
-    what the template marks by ``{% generation %}``; without marks, on what the template writes after the prompt. When a run starts,
-    the trained text of the first row is printed.
+    messages), or ``instruction``, ``input`` and ``output``; or ``columns`` names the columns of messages. Beside messages or an
+    instruction, a field ``system`` is the system's message. The chat template formats conversations, which are tokenized once per
+    machine, into the user's cache folder (``XDG_CACHE_HOME``). The model is trained on what the template marks by
+    ``{% generation %}``; without marks, on what the template writes after the prompt. When a run starts, the trained text of the
+    first row is printed.
 
     A network gets ``input_ids`` and ``attention_mask`` ``(B, L)``, padded to the batch's longest row. The targets ``(B, L)`` are
     shifted: that of a token is the next one if it is trained.

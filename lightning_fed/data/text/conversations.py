@@ -52,11 +52,15 @@ def conversation_of(fields: Mapping[str, Any], columns: Columns | None, where: s
         FederationError: for a record without an answer, roles in the wrong order, or an unknown form.
     """
     if columns is not None:
-        return _checked([{"role": role, "content": _joined(fields, names, where)} for role, names in columns.items()], where)
+        messages = [{"role": role, "content": _joined(fields, names, where)} for role, names in columns.items()]
+        return _checked([message for message in messages if message["content"] or message["role"] not in SYSTEM], where)
     given = {name: value for name, value in fields.items() if value is not None}  # in Parquet, all records have all names
     for name in ("messages", "conversations"):
         if name in given:
-            return _checked(_messages(given[name], name, where), where)
+            messages = _messages(given[name], name, where)
+            system = given.get("system")  # in ShareGPT's records, beside the messages
+            lacks = isinstance(system, str) and system and messages and messages[0]["role"] not in SYSTEM
+            return _checked([{"role": "system", "content": system}, *messages] if lacks else messages, where)
     if {"prompt", "completion"} <= fields.keys() and {"prompt", "completion"} & given.keys():
         prompt, answer = fields["prompt"], fields["completion"]
         if isinstance(prompt, str) and isinstance(answer, str):
@@ -65,8 +69,10 @@ def conversation_of(fields: Mapping[str, Any], columns: Columns | None, where: s
         asked, answered = _messages(prompt, "prompt", where), _messages(answer, "completion", where)
         return _checked(asked + answered, where)._replace(start=len(asked))
     if "instruction" in fields and "output" in fields:
+        require(not fields.get("history"), f"{where} has a history, which no form here has: write all turns as messages.")
         asked_in = ["instruction", *(["input"] if fields.get("input") else [])]
-        return conversation_of(fields, {"user": asked_in, "assistant": "output"}, where)
+        roles: Columns = {"user": asked_in, "assistant": "output"}
+        return conversation_of(fields, {"system": "system", **roles} if "system" in fields else roles, where)
     raise FederationError(f"{where} has {', '.join(fields)}: expected {FORMS}.")
 
 

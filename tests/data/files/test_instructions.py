@@ -71,6 +71,22 @@ def test_an_input_stands_below_its_instruction(tmp_path: Path) -> None:
     assert data._tokenizer.decode(ids).startswith("<|im_start|>user\nAdd.\n\n1 2<|im_end|>")
 
 
+@pytest.mark.parametrize(
+    ("record", "columns"),
+    [
+        ({"instruction": "Hi?", "output": "Hi."}, None),
+        ({"conversations": [{"from": "human", "value": "Hi?"}, {"from": "gpt", "value": "Hi."}]}, None),
+        ({"q": "Hi?", "a": "Hi."}, {"system": "system", "user": "q", "assistant": "a"}),
+    ],
+    ids=["alpaca", "sharegpt", "columns"],
+)
+def test_a_system_message_beside_what_is_said(record: dict[str, Any], columns: Any) -> None:
+    expected = [{"role": "system", "content": "Be kind."}, *ONE]
+    assert conversation_of(record | {"system": "Be kind."}, columns, "record 1,").messages == expected
+    for nothing in ("", None):
+        assert conversation_of(record | {"system": nothing}, columns, "record 1,").messages == [*ONE]
+
+
 @pytest.mark.parametrize("template", [MARKED, UNMARKED], ids=["marked", "unmarked"])
 def test_answers_or_the_last_one(template: str, tmp_path: Path) -> None:
     records, newline = chats(turns=2), "" if template == MARKED else "\n"
@@ -344,6 +360,11 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no answer": (roles("user"), {}, "record 2, has the roles user: it ends without an answer"),
     "empty answer": ({"instruction": "x", "output": ""}, {}, "record 2, has no answer, an assistant's message is empty"),
     "no completion": ({"prompt": "x", "completion": " "}, {}, "record 2, has no answer, its completion is empty"),
+    "history": (
+        {"instruction": "x", "output": "y", "history": [["a", "b"]]},
+        {},
+        "record 2, has a history, which no form here has",
+    ),
     "order": (roles("user", "user", "assistant"), {}, "record 2, .* after user comes user, expected assistant"),
     "begin": (roles("assistant", "user", "assistant"), {}, "record 2, .* expected the user first"),
     "form": ({"text": "x"}, {}, "record 2, has text: expected messages .*, prompt and completion, or instruction"),
