@@ -177,6 +177,14 @@ class FederatedDataModule(L.LightningDataModule):
         """Mask of the training examples that form the data's own validation set. Default: none."""
         return None
 
+    def given_places(self, examples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Places of examples in the data as they were given: rows of the files, one file after the other. Default: unchanged.
+
+        Args:
+            examples: positions among all examples, those of the training set first.
+        """
+        return examples
+
     # ------------------------------------------------------------------------------------------------ for a federation
 
     def setup(self, stage: str | None = None) -> None:

@@ -36,8 +36,8 @@ def refuse_output(output: Path) -> None:
 
 
 def predictions(run: Run, new_trainer: TrainerFactory) -> list[Row]:
-    """A row for each test example of each client: ``client``, ``example`` (its index in the whole data set), the target, the
-    prediction and its scores; see :func:`columns`.
+    """A row for each test example of each client: ``client``, ``example`` (its place in the data, from 0; see
+    :meth:`.FederatedDataModule.given_places`), the target, the prediction and its scores; see :func:`columns`.
 
     Raises:
         FederationError: if a network generates texts.
@@ -62,7 +62,7 @@ def predictions(run: Run, new_trainer: TrainerFactory) -> list[Row]:
         found = columns(module.task, outputs, data.data.targets(test), names)
         rows += [
             {"client": client.id, "example": example} | {name: values[row] for name, values in found.items()}
-            for row, example in enumerate(test.tolist())
+            for row, example in enumerate(run.data.given_places(test.numpy()).tolist())
         ]
     return rows
 

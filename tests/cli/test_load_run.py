@@ -1,5 +1,6 @@
 """Runs of the command line in Python, and what their models predict."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from torch import Tensor
 import lightning_fed
 from lightning_fed.__main__ import main
 from lightning_fed.cli.load_run import LoadedRun
+from lightning_fed.data import CSVFiles
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.predictions import columns
 from lightning_fed.methods import FedAvg
+from lightning_fed.models import MLP
 from lightning_fed.tasks.task import TASKS
 
 CONFIG = """
@@ -87,6 +90,18 @@ def test_predictions_are_those_that_were_measured(folder: Path, tmp_path: Path, 
     assert likely.sum(axis=1).to_numpy() == pytest.approx(1, abs=1e-5)
     data = run.run.data.client(1)
     assert table.loc[table["client"] == 1, "target"].astype(int).tolist() == data.data.labels[data.splits[2]].tolist()
+
+
+def test_an_example_is_a_row_of_the_file_wherever_its_set_is(tmp_path: Path) -> None:
+    lines = [f"{'ab'[k % 2]},{k},{('train', 'test', 'val')[k % 3]}" for k in range(30)]
+    (tmp_path / "t.csv").write_text("\n".join(["site,x,fold", *lines]))
+    given: dict[str, Any] = {"target": "x", "input": "x", "task": "regression", "client": "site", "split_column": "fold"}
+    data, model = CSVFiles(str(tmp_path / "t.csv"), **given), FedAvg(partial(MLP, inputs=1), 1)
+    federation = new_federation(1, run_dir=tmp_path)
+    federation.fit(model, data)
+    rows = federation.predict(FedAvg(partial(MLP, inputs=1), 1), data, tmp_path / "p.csv")
+    assert [(row["example"], row["client"]) for row in rows] == [(row["target"], row["target"] % 2) for row in rows]
+    assert len(rows) == 10
 
 
 def test_all_examples_are_predicted_or_none(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

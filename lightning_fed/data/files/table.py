@@ -100,6 +100,7 @@ class TableData(FederatedDataModule):
         if classes is not None:
             self.class_names = list(classes)
         self._roles: NDArray[np.int64] | None = None
+        self._order: NDArray[np.int64] | None = None  # the row of each example, if sets are not in order
 
     def read(self) -> Table:
         """All examples of all sets."""
@@ -120,6 +121,7 @@ class TableData(FederatedDataModule):
                 self.split = "official" if self._roles is not None and TEST in self._roles else "pooled"
                 self.test_share = None if self.split == "official" else self.test_share
             super().setup(stage)
+            self._order = None if self._roles is None else np.concatenate(self._places())
             self._table = self._roles = None  # no longer needed
             if self.predicts_labels:
                 self._warn_of_untrained_classes()
@@ -148,6 +150,9 @@ class TableData(FederatedDataModule):
     def column(self, name: str) -> NDArray[Any]:
         values = pick_column(type(self).__name__, self._read().columns, name)
         return values if self._roles is None else values[np.concatenate(self._places())]
+
+    def given_places(self, examples: NDArray[np.int64]) -> NDArray[np.int64]:
+        return examples if self._order is None else self._order[examples]
 
     def validation(self) -> NDArray[np.bool_] | None:
         self._read()
