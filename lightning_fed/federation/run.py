@@ -128,7 +128,7 @@ class Run:
         self._written = (self.folder or states, states)
         self.store = ClientStore(states, settings.store_limit)
         self.client_state = ClientStore(states, settings.store_limit, "server")
-        self._scratch = RoundStore((states if reading else self.folder or states) / "scratch", settings.store_limit, "server")
+        self._scratch = RoundStore(states / "scratch", settings.store_limit, "server")
         self._scratch.clear()
         self.server.attach_storage(self.client_state, self._scratch)
         self.round = 0

@@ -172,6 +172,16 @@ def test_what_others_have_put_beside_checkpoints_is_left_alone() -> None:
     assert Path("run/checkpoints/round_000003.other1").read_text() == "mine"  # it was in the way of a checkpoint
 
 
+def test_a_folder_of_others_is_left_alone_when_a_run_is_continued() -> None:
+    new_federation(1, "runs").fit(new_method("FedAMP"), new_data(2))
+    notes = Path("runs/version_0/scratch/notes.md")
+    notes.parent.mkdir()
+    notes.write_text("mine")
+    new_federation(2, "runs", store_limit_mb=1e-6).fit(new_method("FedAMP"), new_data(2), "last")
+    assert notes.read_text() == "mine"
+    assert not Path("runs/version_0/clients/scratch").exists()
+
+
 def test_files_called_like_runs_are_no_runs() -> None:
     new_federation(1, "runs").fit(new_method("FedAvg"), new_data(2))
     for name in ("version_1", "version_x"):
