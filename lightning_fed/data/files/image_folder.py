@@ -1,5 +1,7 @@
 """Images in folders."""
 
+import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from lightning_fed.data.split import TRAIN
 from lightning_fed.data.vision.decode import IMAGENET_MEAN, IMAGENET_STD, ImagePaths
 from lightning_fed.errors import require
 from lightning_fed.options import PositiveInt, require_from
+
+log = logging.getLogger(__name__)
 
 CLASS, SET, FILE = "class", "split", "file"
 """Names of folder levels with a meaning, and of the column that an image always has."""
@@ -61,24 +65,27 @@ class ImageFolder(TableData):
 
     def read(self) -> Table:
         """The paths of all images, and the columns of their folders. Links are followed."""
-        from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
+        from torchvision.datasets.folder import IMG_EXTENSIONS
 
         root = Path(self.path).expanduser().absolute()  # workers may have another working directory
         require(root.is_dir(), f"Found no folder {root}: set --data.init_args.path to the folder with the images.")
         layout = self.layout or (f"{SET}/{CLASS}" if _has_sets(root) else CLASS)
         levels = layout.strip("/").split("/")
-        places = sorted(root.glob("/".join("*" * len(levels))))
-        folders = [path.relative_to(root).parts for path in places if path.is_dir() and not is_hidden(path, root)]
-        found = [
-            (*names, str(Path(file).relative_to(root)))
-            for names in folders
-            for file, _ in make_dataset(root, {str(Path(*names)): 0}, IMG_EXTENSIONS, allow_empty=True)
-            if not is_hidden(Path(file), root)
-        ]
+        placed: list[tuple[tuple[str, ...], str, str]] = []  # the levels' folders, the whole folder, and the name of each image
+        astray: list[tuple[tuple[str, ...], str, str]] = []  # those in folders of fewer levels
+        for folder, _, names in os.walk(root, followlinks=True):
+            parts = Path(folder).relative_to(root).parts
+            for name in names:
+                if name.lower().endswith(IMG_EXTENSIONS) and not is_hidden(Path(folder, name), root):
+                    (placed if len(parts) >= len(levels) else astray).append((parts[: len(levels)], folder, name))
         require(
-            len(found) > 0,
+            len(placed) > 0,
             f"Found no images in {root}, where the levels of folders should be {layout}: check path and layout.",
         )
+        if astray:
+            first = Path(*min(astray)[1:])
+            log.warning(f"{root}: {len(astray)} images are left out, being in no folder of the levels {layout} (such as {first}).")
+        found = [(*parts, str(Path(folder, name).relative_to(root))) for parts, folder, name in sorted(placed)]
         *values, files = zip(*found, strict=True)
         columns = {name: np.array(column) for name, column in zip([*levels, FILE], [*values, files], strict=True)}
         images = ImagePaths(files, self.image_size, str(root))

@@ -176,6 +176,18 @@ def test_folders_that_hold_something_else() -> None:
     assert (data.num_classes, len(data.column("file"))) == (2, 34)
 
 
+def test_images_of_too_few_levels_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """A hospital without folders of classes would be missing without a word."""
+    write_images(Path("images"))
+    write_images(Path("images/west"), "class", {"cy": 3})
+    write_images(Path("images"), "user", {"dan": 3})
+    data = ImageFolder("images", layout="user/class", client="user")
+    assert data.num_clients == 3
+    [line] = [record.message for record in caplog.records if "left out" in record.message]
+    assert "3 images are left out, being in no folder of the levels user/class (such as" in line
+    assert line.endswith("images/dan/dan0.png).")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
