@@ -147,10 +147,9 @@ def _plain_kernels(module: nn.Module) -> Iterator[None]:
 
 def _train(copied: FederatedModule, batch: Any) -> None:
     """A training step in the module's phase; a copy needs its own parameters and loss."""
-    phases = [*copied.phases(), *copied.evaluation_phases(), *copied.fine_tuning_phases()]
-    if isinstance(copied, PublicDistillation):
-        phases += [*copied.server_phases(), *copied.public_phases()]
-    copied.phase = {phase.name: phase for phase in phases}[copied.phase.name]
+    of_public = [copied.server_phases, copied.public_phases] if isinstance(copied, PublicDistillation) else []
+    makers = [copied.phases, copied.evaluation_phases, *of_public, copied.fine_tuning_phases]  # a server's model has no fine-tuning
+    copied.phase = next(phase for make in makers for phase in make() if phase.name == copied.phase.name)
     copied.manual_backward = _backward  # type: ignore[method-assign]
     copied.compute_gradients(batch)
 

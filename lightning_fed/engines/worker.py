@@ -179,8 +179,9 @@ class Worker:
         """Run the phases that precede an evaluation of a client's model and, if it is to be fine-tuned, those of its fine-tuning;
         returns the costs. The server's models are evaluated as they are.
         """
-        phases = [*module.evaluation_phases(), *(module.fine_tuning_phases() if fine_tune else [])]
-        if client == SERVER or not phases:
+        if client == SERVER:
+            return {}
+        if not (phases := [*module.evaluation_phases(), *(module.fine_tuning_phases() if fine_tune else [])]):
             return {}
         data = self.data.client(client)
         data.order_seed = seed_all(self.seed, FINE_TUNE, round, client)

@@ -100,6 +100,7 @@ class Run:
         with torch_threads(engine.threads or 1):  # weights must not depend on the number of cores
             spec.build()
         settings.compression.check(model)
+        model.fine_tuning_phases()  # raises an error if there is nothing of the part that is to be tuned
         if isinstance(settings.privacy, ExampleDP):
             refuse_what_tells_of_examples(model, data)
         self.threads = engine.threads_for(model, data.batch_size)

@@ -15,6 +15,7 @@ from tiny_public import PROXY, fit, losing, public_epochs, with_public
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from lightning_fed.core import FineTuning
 from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.data.client_info import SERVER
 from lightning_fed.engines import InProcess
@@ -224,6 +225,12 @@ def test_the_server_has_a_network_of_its_own(adapters: Adapters | None) -> None:
     modules = [*map(federation.client_module, range(4)), federation.run.server_module()]
     drawn = [module.backbone.state_dict() for module in modules]
     assert len({tuple(state["fc1.weight"].flatten().tolist()) for state in drawn}) == 5
+
+
+def test_clients_may_fine_tune_what_is_private() -> None:
+    """That is their whole network; nothing of the server's model is."""
+    row = fit(new(fine_tuning=FineTuning(steps=2, part="private")), rounds=1).run.history[-1]
+    assert row["fine_tune/flops"] > 0
 
 
 # ----------------------------------------------------------------------------------------------------------- what it costs

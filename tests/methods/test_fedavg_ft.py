@@ -211,11 +211,13 @@ def test_what_cannot_adapt_is_refused(make: Any, message: str) -> None:
         make()
 
 
-def test_a_method_without_a_head_that_learns_cannot_adapt_it() -> None:
+def test_what_a_method_does_not_have_cannot_be_adapted_which_is_said_before_the_first_round() -> None:
     class Frozen(FedAvg):
         def build(self) -> None:
             super().build()
             self.backbone.head.requires_grad_(False)
 
-    with pytest.raises(FederationError, match="fine_tuning has part=head, but Frozen has no head that learns: set it to all"):
+    with pytest.raises(FederationError, match=r"^fine_tuning has part=head, but Frozen has no head that learns: set it to all"):
         fit(Frozen(Net, CLASSES, optimizer=sgd, fine_tuning=FineTuning(epochs=1, part="head")))
+    with pytest.raises(FederationError, match=r"^fine_tuning has part=private, but FedAvg has nothing private that learns"):
+        fit(FedAvg(Net, CLASSES, optimizer=sgd, fine_tuning=FineTuning(part="private")))
