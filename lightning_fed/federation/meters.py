@@ -89,7 +89,11 @@ def spread(prefix: str, values: Sequence[float]) -> Metrics:
     values are NaN, so are the results.
     """
     known = [value for value in values if not math.isnan(value)] or [math.nan]
-    low, q25, median, q75, high = np.quantile(known, [0, 0.25, 0.5, 0.75, 1]).tolist()
+    shares = [0, 0.25, 0.5, 0.75, 1]
+    with np.errstate(invalid="ignore"):
+        found = np.quantile(known, shares)
+    # Between two infinite values, such as perplexities, NumPy finds NaN.
+    low, q25, median, q75, high = np.where(np.isnan(found), np.quantile(known, shares, method="lower"), found).tolist()
     names = {"mean": float(np.mean(known)), "min": low, "q25": q25, "median": median, "q75": q75, "max": high}
     return {f"{prefix}/{name}": value for name, value in names.items()}
 

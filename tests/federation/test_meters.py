@@ -102,6 +102,7 @@ def test_spread_is_that_of_numpy() -> None:
         }
     )
     assert set(spread("x", [0.5]).values()) == {0.5}
+    assert list(spread("x", [1.0, 3.0, math.inf, math.inf, math.inf]).values()) == [math.inf, 1, 3, *[math.inf] * 3]
 
 
 def test_spread_of_every_measured_metric() -> None:
