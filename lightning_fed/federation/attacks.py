@@ -122,6 +122,7 @@ class UpdateAttack(Attack):
                     "choose a method whose server averages models.",
                 )
                 parts.append((tensor.double() - start[name].double()).flatten())
+        require(len(parts) > 0, f"{type(self).__name__} attacks changes of a model, but clients send none: choose another method.")
         return torch.cat(parts)
 
 

@@ -179,6 +179,7 @@ def test_batch_norm_is_combined_by_medians() -> None:
             "choose a method whose server",
         ),
         ({"attack": SignFlip(0.4), "method": new_method("FD")}, "clients send 'classes/.* which is not part of it"),
+        ({"attack": SignFlip(0.4), "method": new_method("Standalone")}, "clients send none: choose another method"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:

@@ -190,3 +190,14 @@ def test_a_network_without_width_is_refused() -> None:
     data = new_data(2, 40)
     with pytest.raises(FederationError, match="HeteroFL needs a backbone that takes a width, as ResNet18 does"):
         fit(HeteroFL(tiny_vit, CLASSES, widths=[1.0, 0.5]), data)
+
+
+def headless(num_classes: int, width: float = 1.0) -> nn.Module:
+    hidden = round(4 * width)
+    return nn.Sequential(nn.Conv2d(3, hidden, 4), nn.ReLU(), nn.Conv2d(hidden, num_classes, 1), nn.Flatten())
+
+
+def test_only_the_mask_needs_a_head() -> None:
+    with pytest.raises(FederationError, match="needs the head of the network"):
+        fit(HeteroFL(headless, CLASSES, widths=[1, 0.5]))
+    assert fit(HeteroFL(headless, CLASSES, widths=[1, 0.5], masked=False)).run.history[-1]["train/local_loss"] > 0

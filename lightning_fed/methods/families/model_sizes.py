@@ -116,8 +116,9 @@ class SizedModule(FederatedModule):
 
     def head_names(self) -> set[str]:
         """Names of the tensors with a row per class, averaged over the clients that have the class; none without mask."""
-        heads = {id(p) for module in self.modules() if isinstance(module, Backbone) for p in module.head.parameters()}
-        return {name for name, p in self.named_parameters(remove_duplicate=False) if id(p) in heads} if self.masked else set()
+        heads = [module.head for module in self.modules() if isinstance(module, Backbone)] if self.masked else []
+        own = {id(p) for head in heads for p in head.parameters()}
+        return {name for name, p in self.named_parameters(remove_duplicate=False) if id(p) in own}
 
 
 class Contribution(NamedTuple):
