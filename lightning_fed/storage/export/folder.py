@@ -19,7 +19,7 @@ from lightning_fed.storage.export.safetensors import write_safetensors
 
 Format = Literal["safetensors", "onnx"]
 
-LOADED = ("config.json", "*.safetensors", "*.safetensors.index.json", "adapter_config.json", "model.onnx*")
+LOADED = ("config.json", "adapter_config.json", "adapter_model.safetensors", "model*.safetensors*", "model.onnx*")
 """Files of an export that programs look for in its folder. Those of an earlier export are deleted: the transformers library would
 add an adapter that lies beside a merged network.
 """
