@@ -88,7 +88,7 @@ def join(cli: "FederationCLI", given: Namespace) -> None:
     federation.engine = InProcess(given.threads)
     with stopped_by_signals(), federation._surroundings():
         own = OneClient(data, client if given.partitioned else 0, client)
-        model = federation._started(cli.model, own)
+        model, _ = federation._started(cli.model, own)
         info = own.client(client).info
         log.info(f"Client {client}: {info.num_train} training, {info.num_val} validation, {info.num_test} test examples")
         folder = (given.folder or Path(f"site-{client}")).absolute()

@@ -33,7 +33,7 @@ class DataAtSites(FederatedDataModule):
         self.num_classes, self.problem, self.mean, self.std = given.num_classes, given.problem, given.mean, given.std
         self.predicts_labels, self.class_names = given.predicts_labels, given.class_names
         self.image_size, self.tokenizer = (getattr(given, name, None) for name in ("image_size", "tokenizer"))
-        self._checksum = ""
+        self._checksum = 0
 
     def refuse_what_needs_them(self, model: FederatedModule) -> None:
         """Raises :class:`FederationError` for a method that needs the data."""
@@ -45,10 +45,9 @@ class DataAtSites(FederatedDataModule):
     def described(self, sites: Sequence[SiteDescription]) -> None:
         """Store the descriptions of the sites, in order of the clients."""
         self._clients = [replace(site.info, num_clients=len(sites)) for site in sites]
-        checksum = 0
+        self._checksum = 0
         for site in sites:
-            checksum = crc32(site.data.encode(), checksum)
-        self._checksum = f"{checksum:08x}"
+            self._checksum = crc32(site.data.encode(), self._checksum)
 
     @property
     def clients(self) -> list[ClientInfo]:
@@ -69,8 +68,8 @@ class DataAtSites(FederatedDataModule):
     def majority_accuracy(self) -> None: ...
 
     def fingerprint(self) -> str:
-        """Checksum of the checksums of all sites."""
-        return self._checksum
+        """Checksum of the checksums of all sites, and of the unseen ones."""
+        return f"{crc32(str(sorted(self._unseen)).encode(), self._checksum) if self._unseen else self._checksum:08x}"
 
     def pooled(self) -> ClientDataModule:
         raise FederationError(

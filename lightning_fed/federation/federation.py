@@ -422,7 +422,7 @@ class Federation:
             if not isinstance(given, kind):
                 raise FederationError(f"{name} is {_called(given)}, expected an object of a subclass of {kind.__name__}.")
         with ExitStack() as stack, self._surroundings(), stopped_by_signals():
-            model = self._started(model, datamodule)
+            model, seen_before = self._started(model, datamodule)
             made: list[Path] = []
 
             def folder() -> Path | None:
@@ -445,6 +445,11 @@ class Federation:
                     checkpoint=checkpoint,
                     reading=reading,
                 )
+                if seen_before not in (None, run.identity["data"]):
+                    log.warning(
+                        f"{self.init_from}, which this run starts from, has other data, clients, or another split: it may have "
+                        "been trained on examples that this run tests on."
+                    )
                 try:
                     yield run
                 finally:
@@ -454,21 +459,16 @@ class Federation:
                     shutil.rmtree(made[0], ignore_errors=True)  # no round was finished, so it could not be continued
                 raise
 
-    def _started(self, model: FederatedModule, datamodule: FederatedDataModule) -> FederatedModule:
-        """The method with the network that the run starts from."""
+    def _started(self, model: FederatedModule, datamodule: FederatedDataModule) -> tuple[FederatedModule, str | None]:
+        """The method with the network that the run starts from, and the checksum of the data of the run that it is from, if any."""
         model = model if model.is_built else model.unbuilt_copy()  # runs must not see each other's networks
         model.know_classes(datamodule.num_classes)
         model.know_task(datamodule.problem)
         model.know_data(datamodule)
         if self.init_from is None:
-            return model
+            return model, None
         network, data = initial_network(self.init_from)
-        if data not in (None, datamodule.fingerprint()):
-            log.warning(
-                f"{self.init_from}, which this run starts from, has other data, clients, or another split: it may have been "
-                "trained on examples that this run tests on."
-            )
-        return model.with_initial_weights(network, f"The network of init_from={self.init_from}")
+        return model.with_initial_weights(network, f"The network of init_from={self.init_from}"), data
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:

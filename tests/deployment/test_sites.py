@@ -269,6 +269,17 @@ def test_a_server_that_dies_before_a_checkpoint_goes_on_from_the_last(name: str,
         assert len(kept_at(site)) <= 4  # two checkpoints, the best, the newest
 
 
+def test_a_study_goes_on_with_the_sites_that_took_part(capsys: pytest.CaptureFixture[str]) -> None:
+    """And knows the data of the one that it starts from."""
+    link = linked("FedAvg")
+    fit("FedAvg", link, 1, run_dir="runs")
+    with pytest.raises(FederationError, match="was made with data = "):
+        fit("FedAvg", link, 2, ckpt_path="last", run_dir="runs", unseen=[0])
+    assert fit("FedAvg", link, 2, ckpt_path="last", run_dir="runs").run.round == 2
+    fit("FedAvg", link, 1, init_from="runs/version_0")
+    assert "other data" not in capsys.readouterr().out
+
+
 def test_another_run_begins_without_private_states() -> None:
     """Those of the first stay for it."""
     link = linked("PFedLoRA")

@@ -100,6 +100,9 @@ def test_another_split_of_the_data_is_told(trained: tuple[Path, State], capsys: 
     new_federation(1, init_from=trained[0]).fit(FedAvg(Net, 4, epochs=0), new_data(2, partition=IID()))
     told = capsys.readouterr().out
     assert "has other data, clients, or another split: it may have been trained on examples that this run tests on" in told
+    for run_dir, init_from in (("runs", None), (None, "runs/version_0")):  # the same clients take no part in either
+        new_federation(1, run_dir, unseen=[0], init_from=init_from).fit(FedAvg(Net, 4, epochs=0), new_data(2))
+    assert capsys.readouterr().out == ""
 
 
 class TestRefused:
