@@ -22,15 +22,15 @@ class Ditto(PersonalModule, KeepsGlobalParameters):
        that the server sent, not near the :math:`w` that was just trained.
 
     A client predicts with :math:`v_k`. Monitored: accuracy after aggregation; it equals that before. The personal models do not
-    affect :math:`w`, which is FedAvg's, bit for bit. The paper chooses :math:`\lambda` for each client on validation data;
-    here it is one number.
+    affect :math:`w`, which is FedAvg's, bit for bit. The logged loss does not include the second term,
+    ``train/personal_penalty``. The paper chooses :math:`\lambda` for each client on validation data; here it is one number.
 
     Args:
         backbone: the network of every client, both :math:`w` and :math:`v_k`.
         num_classes: number of classes; None: as many as the data have.
         lam: weight :math:`\lambda`; 0 trains the personal models alone. The paper: one of {0.05, 0.1, 1, 2}.
         start: initial :math:`v_k`: the ``initial`` global model, or the ``first_broadcast`` that the client gets.
-        personal_optimizer: optimizer of :math:`v_k`, fresh in each round. Default: ``optimizer``.
+        personal_optimizer: optimizer of :math:`v_k`. Default: ``optimizer``.
         personal_epochs: local epochs of :math:`v_k` per round. Default: ``epochs``.
         **kwargs: see :class:`.FederatedModule`; ``optimizer`` and ``epochs`` are those of :math:`w`.
     """
@@ -58,16 +58,14 @@ class Ditto(PersonalModule, KeepsGlobalParameters):
     def phases(self) -> list[Phase]:
         """Train the global network first, so that the personal one does not affect it, then the personal one."""
         shared, personal = list(self.backbone.parameters()), list(self.personal.parameters())
+        own: dict[str, Any] = {"optimizer": self.personal_optimizer, "penalty": self.proximal_term if self.lam else None}
         return [
             self.local_phase("local", shared, self.global_loss),
-            self.local_phase("personal", personal, self.personal_loss, optimizer=self.personal_optimizer, **self.personal_length),
+            self.local_phase("personal", personal, self.client_loss, **own, **self.personal_length),
         ]
 
-    def personal_loss(self, batch: Any) -> Tensor:
-        """The personal network's loss on a batch, plus the proximal term."""
-        loss = self.client_loss(batch)
-        if self.lam == 0:
-            return loss
+    def proximal_term(self) -> Tensor:
+        """The term that is added to the personal network's loss."""
         own = dict(self.personal.named_parameters())
         pairs = [(own[name.removeprefix("backbone.")], anchor) for name, anchor in self.global_parameters.items()]
-        return loss + self.lam * half_squared_distance(*zip(*pairs, strict=True))
+        return self.lam * half_squared_distance(*zip(*pairs, strict=True))

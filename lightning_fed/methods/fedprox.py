@@ -16,7 +16,7 @@ class FedProx(KeepsGlobalParameters):
 
     Payload and average are FedAvg's, weighted by training examples; the paper samples clients in proportion to
     their examples and averages with equal weights. The paper's clients may do unequal work; here all train ``epochs`` epochs. The
-    logged loss includes the proximal term. Monitored: accuracy after aggregation.
+    logged loss does not include the proximal term, ``train/local_penalty``. Monitored: accuracy after aggregation.
 
     Args:
         backbone: the network that every client trains.
@@ -32,12 +32,10 @@ class FedProx(KeepsGlobalParameters):
         self.mu = mu
 
     def phases(self) -> list[Phase]:
-        """FedAvg's phase, with another loss."""
-        return [self.local_phase("local", list(self.parameters()), self.proximal_loss)]
+        """FedAvg's phase, with a penalty."""
+        penalty = self.proximal_term if self.mu else None
+        return [self.local_phase("local", list(self.parameters()), self.client_loss, penalty=penalty)]
 
-    def proximal_loss(self, batch: Any) -> Tensor:
-        """The loss of a batch plus the proximal term."""
-        loss = self.client_loss(batch)
-        if self.mu == 0:
-            return loss
-        return loss + self.mu * half_squared_distance(self.learning().values(), self.global_parameters.values())
+    def proximal_term(self) -> Tensor:
+        """The term that is added to the loss."""
+        return self.mu * half_squared_distance(self.learning().values(), self.global_parameters.values())

@@ -1,15 +1,17 @@
 """Proximal terms, which keep a model near another one."""
 
 from collections.abc import Iterable, Mapping
+from functools import reduce
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 
-def half_squared_distance(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor | float:
+def half_squared_distance(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:
     r""":math:`\frac{1}{2} \lVert w - a \rVert^2` over all pairs of tensors, whose gradient in :math:`w` is :math:`w - a`."""
-    return sum(((p - anchor).square().sum() for p, anchor in zip(parameters, anchors, strict=True)), start=0.0) / 2
+    squares = ((p - anchor).square().sum() for p, anchor in zip(parameters, anchors, strict=True))
+    return reduce(torch.add, squares) / 2
 
 
 @torch.no_grad()
