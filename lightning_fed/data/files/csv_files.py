@@ -27,7 +27,7 @@ from lightning_fed.data.files.columns import (
     read_columns,
     refuse_missing,
 )
-from lightning_fed.data.files.table import FEW, Table, TableData, sets_of
+from lightning_fed.data.files.table import FEW, Table, TableData, check_columns, sets_of
 from lightning_fed.data.lines import csv_table, unpacked
 from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.tabular.scaled import ScaledColumns, mean_of_known
@@ -93,6 +93,7 @@ class CSVFiles(ScaledColumns, TableData):
             f"Got classes={self.classes} with task={task}, which has none: leave them out.",
         )
         self.input = [input] if isinstance(input, str) else input
+        check_columns(self.input or (), self.target)
         self.test_path = test_path
         self.delimiter = delimiter
         self.categorical: dict[str, list[str] | None]

@@ -11,7 +11,7 @@ import torch
 
 from lightning_fed.data.batches import Inputs
 from lightning_fed.data.checked import as_tensor
-from lightning_fed.data.files.table import ROLES, Table, TableData
+from lightning_fed.data.files.table import ROLES, Table, TableData, check_columns
 from lightning_fed.data.hub import load_from_hub, optional, quiet_datasets
 from lightning_fed.data.split import TRAIN
 from lightning_fed.data.text.classification import load_tokenizer, tokenised
@@ -96,6 +96,7 @@ class HFDataset(TableData):
         self.path = path
         self.input = [input] if isinstance(input, str) else input
         self.target = target
+        check_columns(self.input, [target])
         self.config = config
         self.test = test
         self.tokenizer = tokenizer

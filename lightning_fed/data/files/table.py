@@ -1,7 +1,7 @@
 """Your own data as a table: inputs, targets and further columns."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -199,6 +199,13 @@ class TableData(FederatedDataModule):
         """Positions in the table of the training set, including validation examples, and of the test set."""
         assert self._roles is not None
         return np.flatnonzero(self._roles != TEST), np.flatnonzero(self._roles == TEST)
+
+
+def check_columns(inputs: Sequence[str], targets: Sequence[str]) -> None:
+    """Refuse a column that is both an input and a target, which could be read off, and a target that is named twice."""
+    shared = next((name for name in targets if name in inputs), None)
+    require(shared is None, f"Got the column {shared!r} as input and as target, which could be read off: leave it out of input.")
+    require(len({*targets}) == len(targets), f"Got target={list(targets)}: name each column once.")
 
 
 def roles_of(sets: NDArray[Any], column: str | None) -> NDArray[np.int64]:

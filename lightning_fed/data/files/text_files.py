@@ -17,7 +17,7 @@ from lightning_fed.data.files.columns import (
     read_columns,
     refuse_missing,
 )
-from lightning_fed.data.files.table import Table, TableData, sets_of
+from lightning_fed.data.files.table import Table, TableData, check_columns, sets_of
 from lightning_fed.data.lines import csv_table
 from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.text.classification import load_tokenizer, tokenised, written_as
@@ -57,6 +57,7 @@ class TextFiles(TableData):
         self.tokenizer = tokenizer
         self.input = [input] if isinstance(input, str) else input
         self.target = target
+        check_columns(self.input, [target])
         self.test_path = test_path
         self.max_length: int = max_length
         require(len(self.input) in (1, 2), f"Got input={input}: give the name of one column or of two.")

@@ -163,12 +163,13 @@ def test_columns_are_read_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"input": ["image", "label"]}, "Got the column 'label' as input and as target"),
         ({"input": "picture"}, "has the columns image, label, user, but no picture"),
-        ({"target": "image"}, "The target 'image' of images is Image.*expected one class per example"),
+        ({"target": "image", "input": "user"}, "The target 'image' of images is Image.*expected one class per example"),
         ({"test": "holdout", "path": "sets"}, "has the sets train, test, but no 'holdout' to test on"),
         ({"path": "odd"}, "has the sets left, right, of which none is called train"),
         ({"client": "hospital"}, "no column 'hospital', its columns are: label, user"),
-        ({"input": ["image", "label"]}, "expected an image, one or two texts, or numbers of one shape"),
+        ({"input": ["image", "user"]}, "expected an image, one or two texts, or numbers of one shape"),
         ({"path": "visits.jsonl", "input": "day"}, r"The input day of visits.jsonl is Value\('timestamp\[s\]'\)"),
         ({"path": "notes.txt"}, "notes.txt ends in .txt: expected a folder that save_to_disk wrote"),
         ({"path": "broken.parquet"}, "Could not load a dataset from .*broken.parquet"),
