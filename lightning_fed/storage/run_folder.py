@@ -82,7 +82,7 @@ def run_folder_of(path: Path) -> Path:
     Raises:
         FederationError: if there is none.
     """
-    if path.parent.name == "checkpoints" and path.is_dir():
+    if path.absolute().parent.name == "checkpoints" and path.is_dir():
         return path.absolute().parent.parent
     if path.name == "best" and (path.parent / "checkpoints").is_dir():
         return path.parent

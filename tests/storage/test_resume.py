@@ -32,9 +32,12 @@ def test_a_continued_run_equals_an_uninterrupted_one(method: str) -> None:
     assert_same_end(Path("stopped/version_0"), Path("whole/version_0"))
 
 
-def test_a_run_folder_is_a_checkpoint_too() -> None:
+def test_a_run_folder_is_a_checkpoint_too(monkeypatch: pytest.MonkeyPatch) -> None:
     fit("PFedLoRA", 1, "runs")
     assert fit("PFedLoRA", 2, "runs", ckpt_path="runs/version_0").run.round == 2
+    for rounds, folder, ckpt_path in ((3, "runs/version_0", "."), (4, "checkpoints", "round_000003"), (5, "round_000004", ".")):
+        monkeypatch.chdir(folder)
+        assert fit("PFedLoRA", rounds, "runs", ckpt_path).run.round == rounds
 
 
 def test_last_is_the_newest_run() -> None:
