@@ -95,6 +95,7 @@ class CSVFiles(ScaledColumns, TableData):
         self.input = [input] if isinstance(input, str) else input
         check_columns(self.input or (), self.target)
         self.test_path = test_path
+        require(delimiter is None or len(delimiter) == 1, f"Got delimiter={delimiter!r}: give one character.")
         self.delimiter = delimiter
         self.categorical: dict[str, list[str] | None]
         self.categorical = dict(categorical) if isinstance(categorical, dict) else dict.fromkeys(categorical or ())
@@ -281,7 +282,14 @@ class CSVFiles(ScaledColumns, TableData):
                 return np.where(missing, np.float32(np.nan), numbers)
         except ValueError:
             bad = next(place for place, value in enumerate(values.tolist()) if not is_number(value))
-        remedy = "" if name in self.target else ", or name the columns to use with --data.init_args.input"
+        remedy = (
+            ""
+            if name in self.target
+            else (
+                ", name it in --data.init_args.categorical if it holds categories, or name the columns to use with "
+                "--data.init_args.input"
+            )
+        )
         raise FederationError(
             f"{self._place(bad, files)} has {str(values[bad])!r:.60} in the column {name!r}, which is not a number: correct it"
             f"{remedy}."

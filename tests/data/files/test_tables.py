@@ -174,6 +174,11 @@ def test_a_column_that_is_constant_but_for_its_gaps_is_only_centred(impute: str)
             {"target": ["age", "pressure"], "task": "survival", "input": ["pain"]},
             r"line 3, has '\?' in the column 'pressure', which is a target",
         ),
+        ({"delimiter": ", "}, "Got delimiter=', ': give one character"),
+        (
+            {"input": ["set"], "categorical": None},
+            "'train' in the column 'set', which is not a number: .*, name it in .*categorical",
+        ),
         ({"input": ["age", "sick"]}, "Got the column 'sick' as input and as target, which could be read off"),
         ({"target": ["age", "age"], "task": "regression"}, r"Got target=\['age', 'age'\]: name each column once"),
         ({"classes": ["no"], "task": "regression"}, "Got classes=.* with task=regression, which has none"),
