@@ -365,6 +365,7 @@ class Run:
             private = self.store.find(SERVER) if self.data.at_hand else None
             return self.local.module_of(everybody, broadcast, private).cpu()
         module = self.local.clients.of_architecture(None)
+        module.load_initial(self.local.initial or broadcast.state)
         module.load_broadcast(broadcast)
         return module.cpu()
 

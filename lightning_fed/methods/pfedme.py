@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fed.core import ClientInfo, Phase, Server, ServerSGD, State
+from lightning_fed.core import Phase, ServerSGD, State
 from lightning_fed.errors import refuse_given
 from lightning_fed.methods.families.personal_model import PersonalModule
 from lightning_fed.models import Backbones
@@ -41,6 +41,7 @@ class PFedMe(PersonalModule):
     """
 
     weighting = "uniform"
+    shares_whole_model = True  # the server's is one; personal models stay
     scales_gradients = False
     accumulates = False
 
@@ -63,10 +64,6 @@ class PFedMe(PersonalModule):
     def initial_originals(self) -> State:
         """None: a client that never took part predicts with the received model."""
         return {}
-
-    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """FedAvg's server, whose state is a model."""
-        return Server(self.update_state(), self.weighting, holds_model=True)
 
     def phases(self) -> list[Phase]:
         """One phase, on the envelope. The personal network has no gradients for the optimizer."""

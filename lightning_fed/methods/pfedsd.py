@@ -1,12 +1,11 @@
 """pFedSD (Jin et al., TPDS 2023, https://doi.org/10.1109/TPDS.2022.3225185)."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_fed.core import ClientInfo, Phase, Server, State
+from lightning_fed.core import Phase, State
 from lightning_fed.methods.families.personal_model import PersonalModule
 from lightning_fed.models import Backbone, Backbones
 from lightning_fed.nn.losses import divergence
@@ -40,6 +39,7 @@ class PFedSD(PersonalModule):
     """
 
     weighting = "uniform"
+    shares_whole_model = True  # the server's is one; personal models stay
     needs_cross_entropy = "it distils softmax probabilities: use CrossEntropyLoss (label smoothing, class weights), or Ditto."
 
     trained: Tensor
@@ -77,10 +77,6 @@ class PFedSD(PersonalModule):
         self.personal.load_state_dict(self.backbone.state_dict())
         self.trained.fill_(True)
         self._has_teacher = True
-
-    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """FedAvg's server, whose state is a model."""
-        return Server(self.update_state(), self.weighting, holds_model=True)
 
     @property
     def predictor(self) -> Backbone:
