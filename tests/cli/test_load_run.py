@@ -93,9 +93,9 @@ def test_predictions_are_those_that_were_measured(folder: Path, tmp_path: Path, 
 
 
 def test_an_example_is_a_row_of_the_file_wherever_its_set_is(tmp_path: Path) -> None:
-    lines = [f"{'ab'[k % 2]},{k},{('train', 'test', 'val')[k % 3]}" for k in range(30)]
-    (tmp_path / "t.csv").write_text("\n".join(["site,x,fold", *lines]))
-    given: dict[str, Any] = {"target": "x", "input": "x", "task": "regression", "client": "site", "split_column": "fold"}
+    lines = [f"{'ab'[k % 2]},{k},{k},{('train', 'test', 'val')[k % 3]}" for k in range(30)]
+    (tmp_path / "t.csv").write_text("\n".join(["site,x,row,fold", *lines]))
+    given: dict[str, Any] = {"target": "row", "input": "x", "task": "regression", "client": "site", "split_column": "fold"}
     data, model = CSVFiles(str(tmp_path / "t.csv"), **given), FedAvg(partial(MLP, inputs=1), 1)
     federation = new_federation(1, run_dir=tmp_path)
     federation.fit(model, data)
