@@ -149,7 +149,7 @@ def pick_column(name: str, columns: Mapping[str, Any], column: str) -> NDArray[A
     known = ", ".join(columns) or "none"
     require(
         column in columns,
-        f"{name} has no column {column!r}, its columns are: {known}. Check the partition's column, client and split_column.",
+        f"{name} has no column {column!r}, its columns are: {known}. Check the partition's column, client, group and split_column.",
     )
     return np.asarray(columns[column][:])
 

@@ -132,6 +132,7 @@ class FederatedDataModule(L.LightningDataModule):
         self._data: SharedTensors | None = None
         self._public: tuple[SharedTensors, Tensor] | None = None  # numbered inputs, and which of them are public
         self._splits: list[Split] = []
+        self.row_groups: NDArray[np.int64] | None = None
         self._clients: list[ClientInfo] = []
         self._given: int | None = None  # checksum of the inputs, if they were changed after they were read
         self._unseen: frozenset[int] = frozenset()
@@ -177,6 +178,13 @@ class FederatedDataModule(L.LightningDataModule):
         """Mask of the training examples that form the data's own validation set. Default: none."""
         return None
 
+    def find_groups(self, inputs: Inputs) -> NDArray[np.int64] | None:
+        """The number of the example that each row belongs to, shape (N,), from 0, those of the test set after all others. All rows
+        of an example are one client's, and in one of its parts. None: every row is an example. Default: :data:`.EXAMPLE` of the
+        inputs.
+        """
+        return inputs[EXAMPLE].numpy() if isinstance(inputs, dict) and EXAMPLE in inputs else None
+
     def given_places(self, examples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Places of examples in the data as they were given: rows of the files, one file after the other. Default: unchanged.
 
@@ -196,7 +204,7 @@ class FederatedDataModule(L.LightningDataModule):
         check_labels(type(self).__name__, self.num_labels, count(train_images) + count(test_images), labels)
         images = join(train_images, test_images) if count(test_images) else train_images
         groups, num_train = labels.numpy(), len(train_labels)  # one group per example
-        example = images[EXAMPLE].numpy() if isinstance(images, dict) and EXAMPLE in images else None
+        self.row_groups = example = self.find_groups(images)
         if example is not None:
             groups, num_train = groups[np.unique(example, return_index=True)[1]], len(np.unique(example[:num_train]))
         aside = self.public.drawn(num_train, self.partition_seed) if isinstance(self.public, PublicShare) else np.arange(0)

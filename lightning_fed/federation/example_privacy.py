@@ -6,12 +6,12 @@ from dataclasses import asdict
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.shared_state import SharedStateMixin
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.data.tabular.scaled import ScaledColumns
 from lightning_fed.errors import require
@@ -124,8 +124,8 @@ def refuse_what_tells_of_examples(model: FederatedModule, data: FederatedDataMod
     )
     require(
         not _has_several_rows(data),
-        f"{given} the data have several rows of one example (windows of a text, several answers), and one row alone would be "
-        "private: give longer windows, or one answer per example.",
+        f"{given} the data have several rows of one example (windows of a text, several answers) or group, and one row alone "
+        "would be private: give longer windows, or one answer per example; leave group out only if one row is to be private.",
     )
     require(
         not isinstance(data, ScaledColumns) or (data.standardize == data.impute == "none"),
@@ -136,11 +136,5 @@ def refuse_what_tells_of_examples(model: FederatedModule, data: FederatedDataMod
 
 def _has_several_rows(data: FederatedDataModule) -> bool:
     """Whether a client trains on several rows of one example."""
-    for client in data.clients:
-        own = data.client(client.id)
-        if not isinstance(own.data.images, dict) or EXAMPLE not in own.data.images:
-            return False
-        examples = own.data.images[EXAMPLE][own.splits[0]]
-        if len(examples.unique()) < len(examples):
-            return True
-    return False
+    trained = [data.client(client.id).splits[0] for client in data.clients]  # also reads the data
+    return data.row_groups is not None and any(len(np.unique(data.row_groups[rows])) < len(rows) for rows in trained)

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
@@ -29,7 +30,6 @@ from torch import nn
 
 from lightning_fed.core import FineTuning
 from lightning_fed.data import CSVFiles
-from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.engines import Processes
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
@@ -205,9 +205,7 @@ def test_rows_that_are_no_examples_are_refused() -> None:
         fit(dp(), method=new_method("HOMLoRA"), data=data)
     windows = new_texts()
     windows.setup()
-    inputs = windows.client(0).data.images
-    assert isinstance(inputs, dict)
-    inputs[EXAMPLE] = torch.arange(len(inputs["input_ids"])) // 2
+    windows.row_groups = np.arange(1000) // 2
     with pytest.raises(FederationError, match="several rows of one example"):
         fit(dp(), method=new_method("HOMLoRA"), data=windows)
 

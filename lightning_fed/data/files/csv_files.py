@@ -140,9 +140,9 @@ class CSVFiles(ScaledColumns, TableData):
         absent = [name for name in self.target if name not in columns]
         require(not absent, f"{files[0]} has the columns {', '.join(header)}, but no target {', '.join(map(repr, absent))}.")
         owner = self.partition.column if isinstance(self.partition, ByColumn) else None
-        for column in filter(None, (owner, self.split_column)):
+        for column in filter(None, (owner, self.split_column, self.group)):
             pick_column(type(self).__name__, columns, column)  # before other columns are read as inputs
-        other_use = {*self.target, self.split_column, owner}
+        other_use = {*self.target, self.split_column, self.group, owner}
         names = self.input or [name for name in header if name not in other_use]
         if self.input is None:
             self._warn_of_identifiers({name: columns[name] for name in names})

@@ -14,6 +14,7 @@ from lightning_fed.data.checked import pick_column
 from lightning_fed.data.federated import FederatedDataModule, Pools
 from lightning_fed.data.lines import unpacked
 from lightning_fed.data.partition.base import Partitioner
+from lightning_fed.data.partition.natural import MISSING as MISSING_NAMES
 from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.paths import is_hidden, refuse_shared
 from lightning_fed.data.split import TEST, TRAIN, VAL
@@ -65,6 +66,9 @@ class TableData(FederatedDataModule):
 
     Args:
         client: column that names an example's client: short for a partition :class:`ByColumn`.
+        group: column that names whose row it is, such as the patient of a scan. Rows of a group stay together: with one client, and
+            in one of its parts, so that nobody is trained on and tested. Shares and limits count groups; partitions by label take
+            the label of a group's first row.
         split_column: column that names an example's set: ``train``, ``val`` or ``test``.
         split: see :class:`FederatedDataModule`. None: ``official`` if the data have their own test set, else ``pooled``.
         test_share: see :class:`FederatedDataModule`. If it is given and ``split`` is not, ``split`` is ``pooled``.
@@ -75,6 +79,7 @@ class TableData(FederatedDataModule):
     def __init__(
         self,
         client: str | None = None,
+        group: str | None = None,
         split_column: str | None = None,
         partition: Partitioner | None = None,
         split: Literal["pooled", "official"] | None = None,
@@ -92,6 +97,7 @@ class TableData(FederatedDataModule):
         )
         partition = partition if client is None else ByColumn(client)
         super().__init__(partition=partition, split=split or "pooled", test_share=test_share, **kwargs)
+        self.group = group
         self.split_column = split_column
         self._finds_split = split is None and test_share is None
         self._table: Table | None = None
@@ -148,15 +154,33 @@ class TableData(FederatedDataModule):
         return take(table.inputs, train), labels[train], take(table.inputs, test), labels[test]
 
     def column(self, name: str) -> NDArray[Any]:
-        values = pick_column(type(self).__name__, self._read().columns, name)
-        return values if self._roles is None else values[np.concatenate(self._places())]
+        return self._of_groups(self._in_order(pick_column(type(self).__name__, self._read().columns, name)), name)
+
+    def find_groups(self, inputs: Inputs) -> NDArray[np.int64] | None:
+        if self.group is None:
+            return super().find_groups(inputs)
+        given = self._in_order(pick_column(type(self).__name__, self._read().columns, self.group))
+        missing = [row for row, name in enumerate(given.tolist()) if name is None or str(name) in MISSING_NAMES]
+        require(
+            not missing,
+            f"{len(missing)} of {len(given)} rows have nothing in the column {self.group!r}, by which rows stay together: fill it "
+            "in, or leave them out of the data.",
+        )
+        _, first, numbers = np.unique(given.astype(str), return_index=True, return_inverse=True)
+        self.row_groups = np.argsort(np.argsort(first))[numbers]  # in order of their first rows: the test set's come last
+        if self._roles is not None:
+            self._of_groups(self._in_order(self._roles), self.split_column or "set")
+        return self.row_groups
 
     def given_places(self, examples: NDArray[np.int64]) -> NDArray[np.int64]:
         return examples if self._order is None else self._order[examples]
 
     def validation(self) -> NDArray[np.bool_] | None:
         self._read()
-        return None if self._roles is None else self._roles[self._places()[0]] == VAL
+        if self._roles is None:
+            return None
+        roles = self._of_groups(self._in_order(self._roles), self.split_column or "set")
+        return roles[roles != TEST] == VAL
 
     def _read(self) -> Table:
         """The table, read once, with the targets as numbers from 0. Sets the names of the classes."""
@@ -194,6 +218,25 @@ class TableData(FederatedDataModule):
             f"{', '.join(map(repr, classes))}: name all that there are.",
         )
         return np.array([numbers[name] for name in found.tolist()])[place]
+
+    def _in_order(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Values of rows in the order in which :meth:`load` returns these."""
+        return values if self._roles is None else values[np.concatenate(self._places())]
+
+    def _of_groups(self, values: NDArray[Any], column: str) -> NDArray[Any]:
+        """The values of examples, of each group's rows together, in which they must agree."""
+        if self.group is None or self.row_groups is None:
+            return values
+        own = values[np.unique(self.row_groups, return_index=True)[1]]
+        apart = own[self.row_groups] != values
+        if apart.any():
+            row = int(np.argmax(apart))
+            here = self._in_order(pick_column(type(self).__name__, self._read().columns, self.group))[row]
+            raise FederationError(
+                f"Rows whose {self.group} is {str(here)!r} differ in {column!r} ({own[self.row_groups][row]} and {values[row]}), "
+                "but rows of a group stay together: correct the data, or give another group."
+            )
+        return own
 
     def _places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Positions in the table of the training set, including validation examples, and of the test set."""

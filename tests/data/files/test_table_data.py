@@ -13,6 +13,9 @@ from lightning_fed.errors import FederationError
 
 SETS = np.array(["train", "Validation", "test", "train", "dev", "test"] * 6)
 USERS = np.repeat(["x", "y", "z"], 12)
+PATIENTS = np.array([f"p{(row % 12) // 2 + 6 * (row // 12)}" for row in range(36)])  # two rows each, of one user
+GAPS = np.where(PATIENTS == "p3", "", PATIENTS)
+VISITS = np.array([f"v{row % 9}" for row in range(36)])  # of several users and sets
 
 
 class Given(TableData):
@@ -26,7 +29,7 @@ class Given(TableData):
     def read(self) -> Table:
         self.reads += 1
         targets, sets, names = self.given
-        columns = {"user": USERS, "set": SETS}
+        columns = {"user": USERS, "set": SETS, "patient": PATIENTS, "visit": VISITS, "gaps": GAPS}
         return Table(torch.arange(len(targets))[:, None].float(), targets, columns, sets, names)
 
 
@@ -90,6 +93,39 @@ def test_a_fixed_split_of_clients_that_are_dealt() -> None:
     data = Given(split_column="set", partition=IID(), num_clients=2)
     both = [sorted(a + b) for a, b in zip(numbers(data, 0), numbers(data, 1), strict=True)]
     assert both == [np.flatnonzero(np.isin(SETS, names)).tolist() for names in (["train"], ["Validation", "dev"], ["test"])]
+
+
+def patients(data: TableData) -> list[list[set[str]]]:
+    """The patients of each client's parts."""
+    return [[{*PATIENTS[rows]} for rows in numbers(data, client)] for client in range(data.num_clients)]
+
+
+@pytest.mark.parametrize("options", [{"client": "user"}, {"partition": IID(), "num_clients": 2}])
+def test_rows_of_a_group_stay_together(options: dict[str, Any]) -> None:
+    """A patient who was trained on is not tested on, and shares count patients."""
+    data = Given(group="patient", val_share=0.2, test_share=0.2, **options)
+    parts = [part for client in patients(data) for part in client]
+    assert sum(map(len, parts)) == len(set().union(*parts)) == 18
+    assert sum(client.num_train + client.num_val + client.num_test for client in data.clients) == 36
+    apart = [part for client in patients(Given(val_share=0.2, test_share=0.2, **options)) for part in client]
+    assert sum(map(len, apart)) > 18
+    limited = Given(group="patient", limit_examples=1, **options)
+    assert all(client.num_train == 2 for client in limited.clients)
+
+
+def test_a_group_is_in_one_set_and_with_one_client() -> None:
+    sets = np.array([("train", "val", "test")[int(name[1:]) % 3] for name in PATIENTS])
+    data = Given(sets=sets, group="patient", client="user")
+    assert [[len(part) for part in client] for client in patients(data)] == [[2, 2, 2]] * 3
+    assert numbers(data, 0) == [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]
+    for options, message in (
+        ({"client": "user", "group": "visit"}, "Rows whose visit is 'v3' differ in 'user' .x and y., but rows of a group stay"),
+        ({"split_column": "set", "group": "patient"}, "Rows whose patient is 'p0' differ in 'set'"),
+        ({"group": "gaps"}, "2 of 36 rows have nothing in the column 'gaps'"),
+        ({"group": "pateint"}, "has no column 'pateint'"),
+    ):
+        with pytest.raises(FederationError, match=message):
+            Given(**options).setup()
 
 
 def test_sets_of_the_data_count_as_well_and_a_column_counts_more() -> None:
