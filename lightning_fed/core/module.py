@@ -1,6 +1,7 @@
 """The client side of a method: a LightningModule that trains in phases and shares part of its state with the server."""
 
 import inspect
+import logging
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Literal, Self
 
@@ -29,6 +30,8 @@ from lightning_fed.nn.server_optimizers import ServerOptimizer
 from lightning_fed.options import NonNegativeInt, PositiveFloat, PositiveInt
 from lightning_fed.tasks.task import Loss, Metrics, TaskName
 from lightning_fed.tensors import State
+
+log = logging.getLogger(__name__)
 
 
 class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
@@ -302,11 +305,16 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         return None
 
     def check_rounds(self, rounds: int) -> None:
-        """Warn about a run with too few rounds for this method; called before the first round. Default: nothing.
+        """Warn about a run with too few rounds for this method, and about options without effect; called before the first round.
 
         Args:
             rounds: number of rounds of the run.
         """
+        if self.steps is not None and (epochs := self.hparams.get("epochs", 1)) != 1:
+            log.warning(
+                f"{type(self).__name__} trains for {self.steps} steps in a round (steps), so epochs={epochs} has no effect: set "
+                "steps to null to train in epochs."
+            )
 
     def new_server(self, clients: Sequence[ClientInfo]) -> Server:
         """The server of a run: that of :meth:`configure_server`, with ``server_optimizer`` if it is set.

@@ -129,6 +129,7 @@ class Floco(FederatedModule):
 
     def check_rounds(self, rounds: int) -> None:
         r"""Report a run without a round after :math:`\tau`, in which no client trains at its point."""
+        super().check_rounds(rounds)
         if rounds <= self.tau:
             log.warning(f"Floco's tau is {self.tau} and the run has {rounds} rounds: no client trains at its point. Set tau lower.")
 

@@ -1,5 +1,6 @@
 """SLoRA (Babakniya et al. 2023, https://arxiv.org/abs/2308.06522)."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.factorize import Spectrum
 from lightning_fed.nn.sparse_change import Change, SparseChange, draw_masks, masked_count, scattered
 from lightning_fed.options import Fraction, NonNegativeInt, PositiveInt
+
+log = logging.getLogger(__name__)
 
 A, B = f"lora_A.{COMMON}.weight", f"lora_B.{COMMON}.weight"
 START_A, START_B = "start_A", "start_B"
@@ -89,6 +92,15 @@ class SLoRA(LoRAModule):
         a server is in the second stage.
         """
         return self.model_size is not None
+
+    def check_rounds(self, rounds: int) -> None:
+        """Report a run of the first stage alone."""
+        super().check_rounds(rounds)
+        if rounds <= self.sparse_rounds:
+            log.warning(
+                f"SLoRA's sparse_rounds is {self.sparse_rounds} and the run has {rounds} rounds: no adapter is trained. Set "
+                "sparse_rounds lower."
+            )
 
     def adapted_layers(self) -> list[str] | str | None:
         """All four projections of attention by default."""

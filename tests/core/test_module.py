@@ -473,3 +473,12 @@ def test_where_moments_alone_stay_no_network_is_drawn_for_them(
     monkeypatch.setattr(ClientModules, "of", lambda self, client: clients.append(client.id) or of(self, client))
     new_federation(1, evaluate_every=0).fit(method(Net, CLASSES, momentum, persistent=True), new_data(2, size=40))
     assert len(clients) == drawn
+
+
+@pytest.mark.parametrize(("options", "said"), [({"epochs": 5}, True), ({"epochs": 5, "steps": None}, False), ({"steps": 3}, False)])
+def test_epochs_beside_steps_are_said_to_have_no_effect(
+    options: dict[str, Any], said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also beside the steps that a method has by default."""
+    new_method("PerFedAvg", **options).check_rounds(1)
+    assert ("so epochs=5 has no effect: set steps to null" in caplog.text) == said

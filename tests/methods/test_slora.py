@@ -276,6 +276,12 @@ class WeightedHOMLoRA(HOMLoRA):
     weighting = "examples"
 
 
+@pytest.mark.parametrize(("rounds", "said"), [(2, True), (3, False)])
+def test_a_run_of_the_first_stage_alone_says_so(rounds: int, said: bool, caplog: pytest.LogCaptureFixture) -> None:
+    method_of().check_rounds(rounds)
+    assert ("SLoRA's sparse_rounds is 2 and the run has 2 rounds: no adapter is trained" in caplog.text) == said
+
+
 def test_without_sparse_rounds_it_is_homlora() -> None:
     method = method_of(sparse_rounds=0)
     federation = fit(rounds=2, method=method)
