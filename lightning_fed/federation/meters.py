@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -89,11 +89,9 @@ def spread(prefix: str, values: Sequence[float]) -> Metrics:
     values are NaN, so are the results.
     """
     known = [value for value in values if not math.isnan(value)] or [math.nan]
-    shares = [0, 0.25, 0.5, 0.75, 1]
-    with np.errstate(invalid="ignore"):
-        found = np.quantile(known, shares)
-    # Between two infinite values, such as perplexities, NumPy finds NaN.
-    low, q25, median, q75, high = np.where(np.isnan(found), np.quantile(known, shares, method="lower"), found).tolist()
+    # Nothing lies between two infinite values, such as perplexities.
+    method: Literal["linear", "lower"] = "linear" if np.isfinite(known).all() else "lower"
+    low, q25, median, q75, high = np.quantile(known, [0, 0.25, 0.5, 0.75, 1], method=method).tolist()
     names = {"mean": float(np.mean(known)), "min": low, "q25": q25, "median": median, "q75": q75, "max": high}
     return {f"{prefix}/{name}": value for name, value in names.items()}
 

@@ -282,14 +282,8 @@ class CSVFiles(ScaledColumns, TableData):
                 return np.where(missing, np.float32(np.nan), numbers)
         except ValueError:
             bad = next(place for place, value in enumerate(values.tolist()) if not is_number(value))
-        remedy = (
-            ""
-            if name in self.target
-            else (
-                ", name it in --data.init_args.categorical if it holds categories, or name the columns to use with "
-                "--data.init_args.input"
-            )
-        )
+        remedy = ", name it in --data.init_args.categorical if it holds categories, or name the columns to use with "
+        remedy = "" if name in self.target else f"{remedy}--data.init_args.input"
         raise FederationError(
             f"{self._place(bad, files)} has {str(values[bad])!r:.60} in the column {name!r}, which is not a number: correct it"
             f"{remedy}."

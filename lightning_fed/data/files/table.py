@@ -14,8 +14,7 @@ from lightning_fed.data.checked import pick_column
 from lightning_fed.data.federated import FederatedDataModule, Pools
 from lightning_fed.data.lines import unpacked
 from lightning_fed.data.partition.base import Partitioner
-from lightning_fed.data.partition.natural import MISSING as MISSING_NAMES
-from lightning_fed.data.partition.natural import ByColumn
+from lightning_fed.data.partition.natural import ByColumn, unnamed
 from lightning_fed.data.paths import is_hidden, refuse_shared
 from lightning_fed.data.split import TEST, TRAIN, VAL
 from lightning_fed.errors import FederationError, require
@@ -154,23 +153,23 @@ class TableData(FederatedDataModule):
         return take(table.inputs, train), labels[train], take(table.inputs, test), labels[test]
 
     def column(self, name: str) -> NDArray[Any]:
-        return self._of_groups(self._in_order(pick_column(type(self).__name__, self._read().columns, name)), name)
+        return self._of_groups(self._in_order(pick_column(type(self).__name__, self._read().columns, name)), self.row_groups, name)
 
     def find_groups(self, inputs: Inputs) -> NDArray[np.int64] | None:
         if self.group is None:
             return super().find_groups(inputs)
         given = self._in_order(pick_column(type(self).__name__, self._read().columns, self.group))
-        missing = [row for row, name in enumerate(given.tolist()) if name is None or str(name) in MISSING_NAMES]
+        missing = unnamed(given)
         require(
             not missing,
             f"{len(missing)} of {len(given)} rows have nothing in the column {self.group!r}, by which rows stay together: fill it "
             "in, or leave them out of the data.",
         )
         _, first, numbers = np.unique(given.astype(str), return_index=True, return_inverse=True)
-        self.row_groups = np.argsort(np.argsort(first))[numbers]  # in order of their first rows: the test set's come last
-        if self._roles is not None:
-            self._of_groups(self._in_order(self._roles), self.split_column or "set")
-        return self.row_groups
+        groups: NDArray[np.int64] = np.argsort(np.argsort(first))[numbers]  # in order of their first rows: the test set's come last
+        if self._roles is not None and self.split == "official":
+            self._of_groups(self._in_order(self._roles), groups, self.split_column or "set")
+        return groups
 
     def given_places(self, examples: NDArray[np.int64]) -> NDArray[np.int64]:
         return examples if self._order is None else self._order[examples]
@@ -179,7 +178,7 @@ class TableData(FederatedDataModule):
         self._read()
         if self._roles is None:
             return None
-        roles = self._of_groups(self._in_order(self._roles), self.split_column or "set")
+        roles = self._of_groups(self._in_order(self._roles), self.row_groups, self.split_column or "set")
         return roles[roles != TEST] == VAL
 
     def _read(self) -> Table:
@@ -223,17 +222,17 @@ class TableData(FederatedDataModule):
         """Values of rows in the order in which :meth:`load` returns these."""
         return values if self._roles is None else values[np.concatenate(self._places())]
 
-    def _of_groups(self, values: NDArray[Any], column: str) -> NDArray[Any]:
-        """The values of examples, of each group's rows together, in which they must agree."""
-        if self.group is None or self.row_groups is None:
+    def _of_groups(self, values: NDArray[Any], groups: NDArray[np.int64] | None, column: str) -> NDArray[Any]:
+        """A value for each group of rows, of rows' values in a column, in which a group's rows must agree."""
+        if self.group is None or groups is None:
             return values
-        own = values[np.unique(self.row_groups, return_index=True)[1]]
-        apart = own[self.row_groups] != values
+        own = values[np.unique(groups, return_index=True)[1]]
+        apart = own[groups] != values
         if apart.any():
             row = int(np.argmax(apart))
             here = self._in_order(pick_column(type(self).__name__, self._read().columns, self.group))[row]
             raise FederationError(
-                f"Rows whose {self.group} is {str(here)!r} differ in {column!r} ({own[self.row_groups][row]} and {values[row]}), "
+                f"Rows whose {self.group} is {str(here)!r} differ in {column!r} ({own[groups][row]} and {values[row]}), "
                 "but rows of a group stay together: correct the data, or give another group."
             )
         return own

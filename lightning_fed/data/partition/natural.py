@@ -40,13 +40,18 @@ class ByColumn(Partitioner):
         return column(self.column)
 
 
+def unnamed(names: NDArray[Any]) -> list[int]:
+    """The places at which a name is missing."""
+    return [place for place, name in enumerate(names.tolist()) if name is None or str(name) in MISSING]
+
+
 def by_name(holders: NDArray[Any]) -> tuple[list[str], list[Indices]]:
     """The clients' names and the examples of each; whole numbers from 0 by size, before all others in alphabetical order.
 
     Args:
         holders: name of each example's client, shape (N,).
     """
-    missing = [place for place, name in enumerate(holders.tolist()) if name is None or str(name) in MISSING]
+    missing = unnamed(holders)
     require(
         not missing,
         f"{len(missing)} of {len(holders)} examples, number {missing[:1]} among them, do not say which client they belong to: fill "

@@ -126,6 +126,8 @@ def test_a_group_is_in_one_set_and_with_one_client() -> None:
     ):
         with pytest.raises(FederationError, match=message):
             Given(**options).setup()
+    divided = patients(Given(split_column="set", split="pooled", group="patient", client="user"))  # its sets are not used
+    assert sum(len(part) for client in divided for part in client) == 18
 
 
 def test_sets_of_the_data_count_as_well_and_a_column_counts_more() -> None:
