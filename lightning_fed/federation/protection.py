@@ -1,4 +1,4 @@
-"""How a run's server is protected: robust aggregation; client-level privacy, what it refuses, and where its noise comes from."""
+"""How a run is attacked and protected: robust aggregation, client-level privacy with what it refuses, the source of its noise."""
 
 import json
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.robust import Aggregation
 from lightning_fed.core.server import OptimizerUpdate, Server, ServerUpdate, mean_of_updates
 from lightning_fed.errors import require
+from lightning_fed.federation.attacks import Attack, UpdateAttack
 from lightning_fed.federation.cohorts import Participants, says_itself_who
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.privacy import ClientDP, ExampleDP
@@ -39,6 +40,19 @@ def aggregate_robustly(server: Server, model: FederatedModule, rule: Aggregation
     )
     buffers = [name for name, _ in model.named_buffers()]
     server.combine = lambda updates, state: rule.combine(updates, state, server.round_state, buffers)
+
+
+def check_attack(server: Server, model: FederatedModule, attack: Attack) -> None:
+    """Refuse attacks on changes of a model if clients do not all start from the same one.
+
+    Raises:
+        FederationError: if the server sends other tensors than its state.
+    """
+    require(
+        not isinstance(attack, UpdateAttack) or type(server).broadcast is Server.broadcast,
+        f"{type(attack).__name__} attacks changes of the server's model, but {type(model).__name__} does not send all clients the "
+        "same one: choose a method whose server averages models, or LabelFlip.",
+    )
 
 
 def hide_clients(server: Server, model: FederatedModule, mechanism: GaussianMechanism) -> None:

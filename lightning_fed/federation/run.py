@@ -32,7 +32,7 @@ from lightning_fed.federation.cohorts import Participants, dropouts
 from lightning_fed.federation.evaluation import Evaluation
 from lightning_fed.federation.example_privacy import protect_examples, refuse_what_tells_of_examples
 from lightning_fed.federation.meters import BestRound, Stopwatch, Target, running_totals, spread_all, training_means
-from lightning_fed.federation.protection import aggregate_robustly, protect, refuse_at_sites
+from lightning_fed.federation.protection import aggregate_robustly, check_attack, protect, refuse_at_sites
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.federation.turns import RoundTurns
 from lightning_fed.privacy import ExampleDP
@@ -108,6 +108,8 @@ class Run:
         self._spec = replace(spec, initial=model.initial_originals())
         with seeded(self.seed, INITIAL):
             self.server = model.new_server(self.clients)
+        if settings.attack is not None:
+            check_attack(self.server, model, settings.attack)
         if settings.aggregation is not None:
             aggregate_robustly(self.server, model, settings.aggregation, self.cohort_size)
         if data.at_hand:

@@ -24,7 +24,7 @@ from lightning_fed.federation.attacks import (
     little_is_enough,
 )
 from lightning_fed.federation.federation import Federation
-from lightning_fed.methods import FedAvg, FedHM, FedRep
+from lightning_fed.methods import FedAvg, FedRep
 
 ATTACKS: list[Attack] = [SignFlip(), GaussianNoise(), LittleIsEnough(z=1.0), InnerProduct(), LabelFlip()]
 
@@ -174,11 +174,11 @@ def test_batch_norm_is_combined_by_medians() -> None:
         ),
         ({"attack": SignFlip(0.05)}, "attack.share is 0.05, which is 0 of 5 clients"),
         ({"attack": SignFlip(1.0)}, "which is 5 of 5 clients"),
-        (
-            {"attack": SignFlip(), "method": FedHM(Net, CLASSES, ratios=[0.5, 1.0], optimizer=momentum)},
-            "choose a method whose server",
+        *(
+            ({"attack": SignFlip(0.4), "method": new_method(name)}, f"{name} does not send all clients the same one")
+            for name in ("FedHM", "SplitMix", "FedAMP", "FD")
         ),
-        ({"attack": SignFlip(0.4), "method": new_method("FD")}, "clients send 'classes/.* which is not part of it"),
+        ({"attack": SignFlip(0.4), "method": new_method("PFedGate")}, "clients send '.*', which is not part of it"),
         ({"attack": SignFlip(0.4), "method": new_method("Standalone")}, "clients send none: choose another method"),
     ],
 )

@@ -112,6 +112,8 @@ def _difference_column(comparison: Comparison, apart: Mapping[str, Estimate]) ->
         note = f"Over the {draws} for which no run is missing." if 0 < shared < own else ""
         if one.partitions == 1 < len(comparison.partitions) and not isnan(one.error):
             note = f"{note} Valid for this partition alone.".lstrip()
+        if comparison.crossed and one.seeds == 1 < min(one.partitions, len(comparison.seeds)):
+            note = f"{note} It says nothing about other training seeds.".lstrip()
         return Entry(difference_text(one, comparison.scale, comparison.digits), note=note)
 
     return Column(f"{comparison.compared.replace('_', ' ')}, minus {comparison.baseline}", entry)

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -130,13 +131,20 @@ def test_a_missing_run_is_said_and_its_partition_left_out() -> None:
     assert first_row(blocks(folder)[0])["other order on"] == "1 of 4"
 
 
-def test_an_interval_over_training_seeds_alone_says_so() -> None:
-    values = np.full((5, 2), math.nan)
-    values[0] = CROSSED["FedAvg"][0]
+@pytest.mark.parametrize(
+    ("there", "note"),
+    [
+        ((0, slice(None)), "Valid for this partition alone."),
+        ((slice(None), 1), "It says nothing about other training seeds."),
+    ],
+)
+def test_an_interval_over_one_of_the_two_alone_says_so(there: Any, note: str) -> None:
+    values, known = np.full((5, 2), math.nan), np.array(CROSSED["FedAvg"])
+    values[there] = known[there]
     [table] = tables(load_runs(write_crossed(Path("sweep"), CROSSED | {"FedAvg": values.tolist()})))
     entry = dict(zip(table.columns, table.rows[0], strict=True))["last, minus Standalone"]
     assert "±" in entry.text
-    assert entry.note == "Valid for this partition alone."
+    assert entry.note == note
 
 
 def test_power_is_that_of_the_training_seeds_that_are_there() -> None:
