@@ -1,6 +1,7 @@
 """How a run is attacked and protected: robust aggregation, client-level privacy with what it refuses, the source of its noise."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from secrets import token_hex
@@ -38,7 +39,7 @@ def aggregate_robustly(server: Server, model: FederatedModule, rule: Aggregation
         f"{type(rule).__name__} needs {rule.least} updates, and a round has {cohort_size} clients: draw larger cohorts, or give a "
         "rule that needs fewer.",
     )
-    buffers = [name for name, _ in model.named_buffers()]
+    buffers = model.buffer_names()
     server.combine = lambda updates, state: rule.combine(updates, state, server.round_state, buffers)
 
 
@@ -72,12 +73,20 @@ def hide_clients(server: Server, model: FederatedModule, mechanism: GaussianMech
         "choose a method such as FedAvg, FedPer or PFedLoRA, and no aggregation.",
     )
     require(len(server.state) > 0, f"{given} its clients send nothing: there is nothing to protect.")
-    buffers = {name for name, _ in model.named_buffers()}
+    buffers = model.buffer_names()
     exposed = [name for name, tensor in server.state.items() if name in buffers or not tensor.is_floating_point()]
     require(
         not exposed,
         f"{given} clients send {next(iter(exposed), '')!r}, a statistic with units of its own: privacy needs a network without "
         "batch norm in what travels (norm: group of ResNets), or FedBN.",
+    )
+    own = {name: id(p) for name, p in model.named_parameters(remove_duplicate=False) if name in server.state}
+    times = Counter(own.values())
+    twins = [name for name, one in own.items() if times[one] > 1]
+    require(
+        not twins,
+        f"{given} {' and '.join(twins[:2])} of its network are one weight, which would get noise under each name: use a network "
+        "that does not tie them, or adapters.",
     )
     server.privacy, server.combine, server.weighting = mechanism, mechanism.combine, "uniform"
 

@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.optim import Optimizer
 
 from lightning_fed.core import Phase, State
 from lightning_fed.methods.families.personal_model import PERSONAL, PersonalModule
 from lightning_fed.models import Backbones
 from lightning_fed.nn.joint_optimizer import Share, jointly
+from lightning_fed.nn.losses import call_with
 from lightning_fed.options import ClosedUnitInterval, NonNegativeFloat, PositiveInt
 from lightning_fed.seeding import branched
 
@@ -83,10 +83,9 @@ class APFL(PersonalModule):
             return super().forward(x)
         values = self.mixture(self.alpha if self._alpha_learns else self.alpha.detach())
         if self.training:  # its statistics are taken, not mixed
-            buffers = {name for name, _ in self.personal.named_buffers()}
+            buffers = {name for name, _ in self.personal.named_buffers(remove_duplicate=False)}
             values = {name: tensor for name, tensor in values.items() if name not in buffers}
-        # a tied weight is in the values under each of its names
-        logits: Tensor = functional_call(self.personal, values, (x,), tie_weights=False)
+        logits: Tensor = call_with(self.personal, values, x)
         return logits
 
     def phases(self) -> list[Phase]:

@@ -4,13 +4,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.optim import Optimizer
 
 from lightning_fed.core import Broadcast, FederationError, Phase, State
 from lightning_fed.methods.families.whole_server import WholeServerModule
 from lightning_fed.models import Backbones
 from lightning_fed.nn.buffer_dict import BufferDict
+from lightning_fed.nn.losses import call_with
 from lightning_fed.options import NonNegativeInt, PositiveFloat, PositiveInt
 
 
@@ -137,7 +137,7 @@ class FedALA(WholeServerModule):
         """The mixture's loss on a batch, as a function of the weights."""
         x, y = self.unpack(batch)
         values = {name.removeprefix("backbone."): tensor for name, tensor in self.mixture().items()}
-        return self.criterion(functional_call(self.backbone, values, (x,)), y)
+        return self.criterion(call_with(self.backbone, values, x), y)
 
     @torch.no_grad()
     def after_step(self, optimizer: Optimizer) -> None:

@@ -15,5 +15,5 @@ class FedBN(FederatedModule):
 
     def shared_names(self) -> set[str]:
         """Names of all tensors but the state of batch-norm layers."""
-        norms = tuple(f"{name}." for name, module in self.named_modules() if isinstance(module, _BatchNorm))
+        norms = tuple(f"{name}." for name, module in self.named_modules(remove_duplicate=False) if isinstance(module, _BatchNorm))
         return {name for name in super().shared_names() if not name.startswith(norms)}

@@ -118,12 +118,12 @@ class FedDecomp(FederatedModule):
     def shared_names(self) -> set[str]:
         """Names of σ with biases, norms and buffers: all but the factors."""
         private = {id(p) for p in factors(self.backbone)}
-        return super().shared_names() - {name for name, p in self.named_parameters() if id(p) in private}
+        return super().shared_names() - {name for name, p in self.named_parameters(remove_duplicate=False) if id(p) in private}
 
     def export_state(self, private: bool = True) -> State:
         """Weights of the plain network: σ + τ, or σ alone."""
         state = super().export_state(private)
-        for path, layer in self.named_modules():
+        for path, layer in self.named_modules(remove_duplicate=False):
             if parametrize.is_parametrized(layer):
                 for weight in cast(nn.ModuleDict, layer.parametrizations):
                     inside = f"{path}.parametrizations.{weight}."

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn.functional import normalize, softplus
 
 from lightning_fed.core import KeepsGlobalParameters, Phase, State
@@ -13,7 +12,7 @@ from lightning_fed.methods.families.whole_server import WholeServerModule
 from lightning_fed.models import Backbones
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.nn.evaluating import evaluating
-from lightning_fed.nn.losses import FunctionOf
+from lightning_fed.nn.losses import FunctionOf, call_with
 from lightning_fed.options import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
@@ -115,8 +114,7 @@ class MOON(WholeServerModule, KeepsGlobalParameters):
         with evaluating(self.backbone):
             state = {name.replace("backbone.", "module.", 1): tensor for name, tensor in values.items()}
             encoder = FunctionOf(self.backbone, partial(self.backbone.encode, cut=self.cut))
-            # a tied weight is in the state under each of its names
-            representation: Tensor = functional_call(encoder, state, (x,), tie_weights=False)
+            representation: Tensor = call_with(encoder, state, x)
         return representation
 
 

@@ -6,7 +6,6 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from lightning_fed.core import (
     Broadcast,
@@ -25,6 +24,7 @@ from lightning_fed.core import (
 from lightning_fed.models import Backbones
 from lightning_fed.nn.blocks import Blocks, Gate
 from lightning_fed.nn.joint_optimizer import jointly
+from lightning_fed.nn.losses import call_with
 from lightning_fed.options import PositiveFloat, PositiveInt
 
 MOVED = "moved_blocks"
@@ -174,7 +174,8 @@ class PFedGate(KeepsGlobalParameters):
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(B, C)`` of the sparse network for this batch."""
         weights = self.blocks.scaled(self.learning(), self.coefficients(x))
-        return functional_call(self.backbone, weights, (x,))
+        logits: Tensor = call_with(self.backbone, weights, x)
+        return logits
 
     def phases(self) -> list[Phase]:
         """Network and gate at once; or the gate, then the network."""

@@ -1,10 +1,11 @@
-"""Parts of losses, and a function of a module as a forward pass."""
+"""Parts of losses, a function of a module as a forward pass, and a pass with other parameters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import kl_div
 
 
@@ -39,8 +40,8 @@ def divergence(teacher: Tensor, student: Tensor) -> Tensor:
 
 
 class FunctionOf(nn.Module):
-    """A module whose output is a function of another module, such as its loss on a batch, so that ``functional_call`` can compute
-    it with other parameters. Their names begin with ``module.``.
+    """A module whose output is a function of another module, such as its loss on a batch, so that :func:`call_with` can
+    compute it with other parameters. Their names begin with ``module.``.
 
     Args:
         module: the other module.
@@ -55,3 +56,24 @@ class FunctionOf(nn.Module):
     def forward(self, inputs: Any) -> Tensor:
         """The function's value."""
         return self.function(inputs)
+
+
+def call_with(module: nn.Module, values: Mapping[str, Tensor], *inputs: Any) -> Any:
+    """A module's output with other values for some parameters and buffers. A tied one has its value under each of its names.
+
+    Given all names of a layer that has several, torch's ``functional_call`` would leave the values in the layer.
+
+    Args:
+        module: it is not changed.
+        values: by name; those of tied tensors by at least one of their names.
+        *inputs: of the module.
+    """
+    own = dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
+    given = {id(own[name]): value for name, value in values.items()}
+    places = {
+        name: given[id(tensor)]
+        for path, layer in module.named_modules()
+        for name, tensor in (*layer.named_parameters(path, False, False), *layer.named_buffers(path, False, False))
+        if id(tensor) in given
+    }
+    return functional_call(module, places, inputs, tie_weights=False)

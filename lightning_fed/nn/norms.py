@@ -12,7 +12,7 @@ def running_statistics(module: nn.Module) -> set[str]:
     """Names of the running means, variances and batch counters of all batch-norm layers, as in the state dict."""
     return {
         f"{name}.{buffer}" if name else buffer
-        for name, layer in module.named_modules()
+        for name, layer in module.named_modules(remove_duplicate=False)
         if isinstance(layer, _BatchNorm)
         for buffer, _ in layer.named_buffers(recurse=False)
     }

@@ -8,13 +8,13 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from lightning_fed.core.phased_module import PhasedModule
 from lightning_fed.errors import FederationError, require
-from lightning_fed.nn.losses import FunctionOf
+from lightning_fed.nn.losses import FunctionOf, call_with
 from lightning_fed.tensors import State
 
 PerExample = Literal["vmap", "loop"]
@@ -107,7 +107,8 @@ class PrivateGradients:
         values = {f"{MODULE}{name}": parameter.detach() for name, parameter in learning.items()}
 
         def loss(values: State, example: Any) -> Tensor:
-            return functional_call(shell, values, (tree_map(lambda tensor: tensor.unsqueeze(0), example),))
+            found: Tensor = call_with(shell, values, tree_map(lambda tensor: tensor.unsqueeze(0), example))
+            return found
 
         gradients_of = vmap(grad_and_value(loss), in_dims=(None, 0), randomness="different")
         # torch warns that it would compute the fused attention of a CPU for one example after the other.

@@ -7,9 +7,28 @@ import pytest
 import torch
 from tiny import CLASSES, Net, new_data, sgd
 from tiny_rounds import fit, two_classes_each
-from torch import nn
+from torch import Tensor, nn
 
-from lightning_fed.methods import APFL, MOON, SCAFFOLD, FedALA, FedBABU, FedDyn, FedNova, FedPer, FedRep, LGFedAvg, SplitMix
+from lightning_fed.core import Median
+from lightning_fed.methods import (
+    APFL,
+    MOON,
+    SCAFFOLD,
+    FedALA,
+    FedAvg,
+    FedBABU,
+    FedBN,
+    FedDecomp,
+    FedDyn,
+    FedNova,
+    FedPer,
+    FedRep,
+    LGFedAvg,
+    PerFedAvg,
+    PFedGate,
+    SplitMix,
+)
+from lightning_fed.nn import running_statistics
 
 
 class Tied(Net):
@@ -49,3 +68,48 @@ def test_what_is_tied_to_the_last_layers_belongs_to_them() -> None:
 def test_rows_of_a_tied_head_are_averaged_over_the_clients_that_have_the_class() -> None:
     server = fit(SplitMix(Tied, CLASSES, bases=1, budgets=[1]), two_classes_each()).run.server.state_dict()
     assert torch.equal(server["bases.0.fc2.weight"], server["bases.0.head.weight"])
+
+
+class Looped(Net):
+    """Applies the same layers twice."""
+
+    def __init__(self, num_classes: int = CLASSES) -> None:
+        super().__init__(num_classes)
+        self.block = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+        self.head = self._modules.pop("head")  # the last layer again
+
+    def classify(self, representation: Tensor, cut: str = "features") -> Tensor:
+        return self.head(self.block(self.block(representation)))
+
+
+class Twice(Looped):
+    """The same network, whose layers have a second name."""
+
+    def __init__(self, num_classes: int = CLASSES) -> None:
+        super().__init__(num_classes)
+        self.again = self.block
+        self.head = self._modules.pop("head")
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        *((method, {}) for method in (APFL, partial(FedALA, mixed_layers=3), FedBN, FedDecomp, MOON)),
+        (partial(PerFedAvg, steps=2), {}),
+        (partial(PFedGate, input_shape=(3, 4, 4)), {}),
+        (FedAvg, {"aggregation": Median()}),
+    ],
+)
+def test_layers_with_a_second_name_learn_as_with_one(method: Any, options: dict[str, Any]) -> None:
+    """torch leaves the values of a functional call in such layers: they would no longer learn. Under a second name, what is private
+    would be sent, and statistics would be parameters.
+    """
+    once, twice = (fit(method(net, CLASSES, optimizer=sgd), new_data(2, 60), rounds=2, **options) for net in (Looped, Twice))
+    own, other = (federation.client_module(1).state_dict() for federation in (once, twice))
+    assert all(torch.equal(other[name], tensor) for name, tensor in own.items())
+    sent = once.run.server.state_dict().keys()
+    assert {name.replace("again", "block") for name in twice.run.server.state_dict()} == sent
+
+
+def test_static_statistics_are_gathered_under_every_name() -> None:
+    assert {name.partition(".")[0] for name in running_statistics(Twice())} == {"block", "again"}

@@ -5,11 +5,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from lightning_fed.core import FederatedModule, FederationError, State
 from lightning_fed.models.transformer import Transformer
-from lightning_fed.nn.losses import FunctionOf
+from lightning_fed.nn.losses import FunctionOf, call_with
 
 
 class SecondOrderModule(FederatedModule):
@@ -31,7 +30,7 @@ class SecondOrderModule(FederatedModule):
         """
         buffers = {} if moves_statistics else {name: buffer.clone() for name, buffer in self.named_buffers()}
         state = {f"module.{name}": value for name, value in {**buffers, **values}.items()}
-        return cast(Tensor, functional_call(FunctionOf(self, self.client_loss), state, (batch,)))
+        return cast(Tensor, call_with(FunctionOf(self, self.client_loss), state, batch))
 
     def gradient_product(
         self, point: State, direction: Iterable[Tensor], batch: Any, wrt: Iterable[Tensor] | None = None
