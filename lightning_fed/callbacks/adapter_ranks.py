@@ -42,7 +42,8 @@ class AdapterRanks(FederationCallback):
             ]
             write_table(run.folder / "ranks.csv", rows)
         for logger in boards(run):
-            values = np.array([[own.get(layer, np.nan) for layer in layers] for own in ranks.values()])
+            everybody = [ranks.get(client.id, {}) for client in run.clients]  # the axis counts them by id
+            values = np.array([[own.get(layer, np.nan) for layer in layers] for own in everybody])
             logger.experiment.add_figure("adapter/ranks", rank_figure(values, layers), global_step=run.round)
 
 

@@ -53,4 +53,5 @@ def binary_classes(data: FederatedDataModule) -> list[str]:
 
 def lengths(phases: Sequence[Phase]) -> list[dict[str, Any]]:
     """Names and lengths of phases."""
-    return [{"phase": one.name, **({"epochs": one.epochs} if one.epochs is not None else {"steps": one.steps})} for one in phases]
+    spans = [(one.name, "steps", one.steps) if one.epochs is None else (one.name, "epochs", one.epochs) for one in phases]
+    return [{"phase": name, unit: int(length or 0)} for name, unit, length in spans]

@@ -66,7 +66,7 @@ def columns(run: RunView) -> dict[str, Word]:
 def _phase_words(phase: Phase) -> dict[str, Word]:
     """Length of a phase, and the non-zero numbers of its optimizer."""
     length: dict[str, Word] = {"epochs": phase.epochs} if phase.epochs is not None else {"steps": phase.steps or 0}
-    defaults = phase.optimizer(phase.parameters).defaults if phase.parameters else {}
+    defaults = phase.new_optimizer().defaults if phase.parameters else {}
     numbers = {name: value for name, value in defaults.items() if not isinstance(value, bool) and isinstance(value, int | float)}
     return {name: plain for name, value in (length | numbers).items() if (plain := _plain(value)) or name in length}
 

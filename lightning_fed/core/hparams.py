@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from lightning.pytorch.utilities.parsing import collect_init_args
@@ -50,6 +51,8 @@ def describe(arguments: Mapping[str, Any]) -> tuple[dict[str, Plain], list[str]]
 def _plain(value: Any) -> Plain:
     if isinstance(value, Enum):
         return _plain(value.value)
+    if isinstance(value, np.generic):  # NumPy's floats are Python's, too, but no checkpoint may load them
+        return _plain(value.item())
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Path):

@@ -320,8 +320,14 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         """The server of a run: that of :meth:`configure_server`, with ``server_optimizer`` if it is set.
 
         Raises:
-            FederationError: for a ``weighting`` or a ``server_optimizer`` that this server does not have.
+            FederationError: for a ``weighting`` or a ``server_optimizer`` that this server does not have, and for a complex
+                tensor that would be sent.
         """
+        if sent := sorted(name for name, tensor in self.state_dict().items() if name in self._shared and tensor.is_complex()):
+            raise FederationError(
+                f"{type(self).__name__} would send {sent[0]!r}, which is complex, and servers compute with real numbers: let the "
+                "network keep torch.view_as_real of it, and use view_as_complex."
+            )
         server = self.configure_server(clients)
         if self.weighting != server.weighting:
             raise FederationError(

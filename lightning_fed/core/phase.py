@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
@@ -72,6 +73,8 @@ class Phase:
                 f"The optimizer of phase {self.name!r} is {type(optimizer).__name__}, which needs a closure that computes the loss "
                 "again: use one that does not, such as SGD or AdamW."
             )
+        for group in optimizer.param_groups:  # NumPy's numbers keep a checkpoint from being loaded
+            group |= {name: value.item() for name, value in group.items() if isinstance(value, np.generic)}
         return optimizer
 
     def num_epochs(self, batches_per_epoch: int, batches_per_step: int = 1) -> int:

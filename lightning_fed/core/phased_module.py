@@ -182,7 +182,7 @@ class PhasedModule(L.LightningModule):
     def num_epochs(self, batches_per_epoch: int) -> int:
         """Number of Trainer epochs that one run through the phases takes."""
         phases = self.phases() if self._other_phases is None else self._other_phases
-        return sum(phase.num_epochs(batches_per_epoch, self.batches_per_step) for phase in phases)
+        return int(sum(phase.num_epochs(batches_per_epoch, self.batches_per_step) for phase in phases))
 
     @contextmanager
     def training_on(self, phases: Sequence[Phase]) -> Iterator[None]:
@@ -337,7 +337,9 @@ class PhasedModule(L.LightningModule):
                 owner, parameter, key = moment_parts(name)
                 if owner == phase.name:  # PyTorch keeps the step counter on the CPU, except of such optimizers
                     stays = tensor.dim() == 0 and not counts_there
-                    optimizer.state[parameters[parameter]][key] = tensor.clone() if stays else tensor.to(self.device, copy=True)
+                    value: Any = tensor.clone() if stays else tensor.to(self.device, copy=True)
+                    is_int = tensor.dim() == 0 and tensor.dtype == torch.int64  # the step counter of other libraries' optimizers
+                    optimizer.state[parameters[parameter]][key] = int(tensor) if is_int else value
         if phase.name in self._schedules:
             self._schedules[phase.name].begin(round)
 
@@ -410,6 +412,7 @@ class PhasedModule(L.LightningModule):
         for phase, optimizer in zip(self.running_phases, self.trainer.optimizers, strict=True):
             if phase.persistent:
                 for name, parameter in self.named_parameters():
-                    for key, tensor in optimizer.state.get(parameter, {}).items():
-                        self.moments[f"{MOMENTS}{phase.name}/{name}/{key}"] = tensor.detach().to("cpu", copy=True)
+                    for key, value in optimizer.state.get(parameter, {}).items():
+                        tensor = torch.as_tensor(value).detach().to("cpu", copy=True)
+                        self.moments[f"{MOMENTS}{phase.name}/{name}/{key}"] = tensor
         self._set_learning(self.parameters())

@@ -195,6 +195,8 @@ class PredictionMixin(L.LightningModule):
 
     def predict_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
         """Outputs of a batch, which may hold inputs only or inputs and targets."""
+        if isinstance(batch, list | tuple) and len(batch) == 1:  # of a TensorDataset
+            [batch] = batch
         alone = isinstance(batch, Tensor) or (isinstance(batch, dict) and not TARGET_NAMES & batch.keys())
         outputs: Tensor = self(batch if alone else self.unpack(batch)[0])
         return outputs

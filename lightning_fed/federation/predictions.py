@@ -77,8 +77,10 @@ def columns(task: Task, outputs: Tensor, targets: Tensor, names: list[str] | Non
     - ``survival``: ``event``, ``time`` and ``risk``.
 
     Raises:
-        FederationError: if the outputs are not one row of numbers per example, as with texts.
+        FederationError: if the outputs are not one number or one row of numbers per example, as with texts.
     """
+    if outputs.dim() == 1:
+        outputs = outputs[:, None]
     if outputs.dim() != 2:
         raise FederationError(
             f"The network's outputs have shape {tuple(outputs.shape)}, which does not fit into a table: export the model, and "

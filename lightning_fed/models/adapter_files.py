@@ -104,6 +104,7 @@ def save_merged(folder: Path, network: Network, clean: Network, weights: State) 
         save_silently(base, folder, state)
         return
     folder.mkdir(parents=True, exist_ok=True)
+    state = {name: tensor.clone() for name, tensor in state.items()}  # the library refuses tied weights
     (folder / "model.safetensors").write_bytes(safetensors.torch.save(state, metadata={"format": "pt"}))
 
 

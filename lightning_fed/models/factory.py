@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from lightning_fed.errors import FederationError, error_text, place_of
 
@@ -40,7 +41,7 @@ def network_of(given: Any, num_classes: int | None, **settings: Any) -> nn.Modul
                 f"The {name_of(given)} that was given exists already and cannot be built with {_listed(settings)}: give its "
                 "class or a function that builds it."
             )
-        return copy.deepcopy(given)
+        return _sized(copy.deepcopy(given))
     if not callable(given):
         raise FederationError(
             f"backbone is {given!r}, a {type(given).__name__}: give a network, its class, a function that builds it, or the dotted "
@@ -49,6 +50,15 @@ def network_of(given: Any, num_classes: int | None, **settings: Any) -> nn.Modul
     network = call(given, num_classes, **settings)
     if not isinstance(network, nn.Module):
         raise FederationError(f"{title(given)} gave a {type(network).__name__}, expected a torch.nn.Module.")
+    return _sized(network)
+
+
+def _sized(network: nn.Module) -> nn.Module:
+    if any(is_lazy(tensor) for tensor in (*network.parameters(), *network.buffers())):
+        raise FederationError(
+            f"{name_of(network)} has lazy layers, whose sizes are not known yet: give the sizes, or call it once with an example "
+            "in the function that builds it."
+        )
     return network
 
 
@@ -63,8 +73,7 @@ def aliased(network: nn.Module) -> nn.Module:
 
 def call(make: Maker, num_classes: int | None, **settings: Any) -> nn.Module:
     """Let a factory build a network for a number of classes. It gets the number as ``num_classes``, or as ``num_labels`` if the
-    factory or its library uses that name; as its first argument, if that is its only required one; and not at all if it takes no
-    arguments.
+    factory or its library uses that name; as its first required argument; and not at all if no argument is required.
 
     Args:
         make: the factory.
@@ -102,14 +111,16 @@ def passed(make: Maker, num_classes: int, settings: dict[str, Any]) -> tuple[tup
     for name in ("num_classes", "num_labels"):
         if name in parameters:
             return (), {name: num_classes}
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    asked = [p for p in parameters.values() if p.kind in positional[:2] and p.default is p.empty and p.name not in settings]
-    if asked:
-        return (num_classes,), {}
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+    kinds = inspect.Parameter
+    asked = [p for p in parameters.values() if p.default is p.empty and p.name not in settings]
+    for p in asked:
+        if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD):  # by name: others may be set before it
+            return ((num_classes,), {}) if p.kind is kinds.POSITIONAL_ONLY else ((), {p.name: num_classes})
+    if any(p.kind is kinds.VAR_KEYWORD for p in parameters.values()):
         of = getattr(make, "func", make)
         return (), {"num_labels" if str(getattr(of, "__module__", "")).startswith("transformers.") else "num_classes": num_classes}
-    return (), {}
+    # functools.partial makes what follows an argument that it binds by name one that can only be given by name.
+    return (), {p.name: num_classes for p in asked if p.kind is kinds.KEYWORD_ONLY}
 
 
 def imported(path: str) -> Any:

@@ -49,6 +49,7 @@ class TextTransformer(Backbone):
         """Mean representation ``(B, width)`` of token ids ``(B, L)``."""
         padding = x == 0  # (B, L)
         hidden = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))  # (B, L, width)
-        hidden = self.encoder(hidden, src_key_padding_mask=padding)
+        # PyTorch's fused kernel for eval mode gives NaN for a text of padding alone, whose mean is 0 whatever it attends to.
+        hidden = self.encoder(hidden, src_key_padding_mask=padding & ~padding.all(dim=1, keepdim=True))
         present = (~padding).unsqueeze(-1)
         return (hidden * present).sum(dim=1) / present.sum(dim=1).clamp(min=1)

@@ -83,7 +83,7 @@ def settings_of(model: FederatedModule, data: FederatedDataModule, **of_federati
     inherited = {name: parameter.default for name, (parameter, _) in parameters_of(type(model)).items()}
     found: dict[str, Any] = inherited | {name: value for name, value in model.hparams.items() if not name.startswith("_")}
     for phase in model.phases():
-        optimizer = phase.optimizer(phase.parameters)
+        optimizer = phase.new_optimizer()
         found[optimizer_of(phase.name)] = type(optimizer).__name__
         found |= {f"{name} of {phase.name}": value for name, value in optimizer.defaults.items()}
     found |= of_federation | {name: getattr(data, name) for name in OF_BATCHES} | {"size of an input": _input_size(data)}

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from often import mostly_slow
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny import data_for, new_federation, new_method
@@ -133,6 +134,14 @@ def test_without_a_folder_nothing_is_written_and_no_rank_is_looked_for(monkeypat
         assert {name: rank for name, rank in results.items() if name.startswith(RANK)} == {
             f"{RANK}{layer}": rank for layer, rank in ranks.items()
         }
+
+
+def test_a_client_without_ranks_keeps_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unseen clients have none: the others would move up."""
+    seen = []
+    monkeypatch.setattr("lightning_fed.callbacks.adapter_ranks.rank_figure", lambda ranks, layers: seen.append(ranks) or Figure())
+    fit(unseen=[0])
+    assert [row.tolist() for row in np.isnan(seen[-1])] == [[True] * 2, [False] * 2, [False] * 2]
 
 
 # ----------------------------------------------------------------------------------------------------------------- figure

@@ -112,6 +112,7 @@ def test_predictions_are_of_inputs_with_or_without_targets() -> None:
     batch = batch[0].float(), batch[1]
     assert torch.equal(module.predict_step(batch), module(batch[0]))
     assert torch.equal(module.predict_step(batch[0]), module(batch[0]))
+    assert torch.equal(module.predict_step([batch[0]]), module(batch[0]))
     pixels = {"pixel_values": batch[0]}
     assert torch.equal(module.predict_step(pixels | {"labels": batch[1]}), module(batch[0]))
 

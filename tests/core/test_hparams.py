@@ -1,15 +1,17 @@
 """What a method was made with is kept in names and numbers, from which it can be made again."""
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from lightning.pytorch.loggers import CSVLogger
 from often import FEW, mostly_slow
-from tiny import METHODS, Net, WideNet, data_for, new_data, new_method, new_trainer, same
+from tiny import METHODS, Net, WideNet, data_for, new_data, new_federation, new_method, new_trainer, same
 
 import lightning_fed.methods
 from lightning_fed.core.hparams import describe
@@ -24,6 +26,7 @@ def test_names_and_numbers() -> None:
         {
             "rank": 4,
             "ratios": (1.0, 0.5),
+            "rate": np.float64(0.1),
             "folder": Path("runs"),
             "optimizer": partial(torch.optim.SGD, lr=0.1),
             "backbone": [Net, partial(Net, hidden=3)],
@@ -35,12 +38,26 @@ def test_names_and_numbers() -> None:
     assert plain == {
         "rank": 4,
         "ratios": [1.0, 0.5],
+        "rate": 0.1,
         "folder": "runs",
         "optimizer": {"class_path": "torch.optim.sgd.SGD", "init_args": {"lr": 0.1}},
         "backbone": [{"class_path": f"{Net.__module__}.Net"}, {"class_path": f"{Net.__module__}.Net", "init_args": {"hidden": 3}}],
         "loss": "torch.nn.functional.cross_entropy",
     }
     assert lost == ["function", "network"]
+    assert type(plain["rate"]) is float
+
+
+def test_numbers_of_numpy_do_not_keep_a_checkpoint_from_being_loaded(tmp_path: Path) -> None:
+    module = FedAvg(Net, 4, partial(torch.optim.SGD, lr=np.float64(0.1)), epochs=np.int64(1))
+    data = new_data(2, 40)
+    trainer = new_trainer(max_epochs=1, logger=False, limit_train_batches=2, **SILENT)
+    trainer.fit(module, datamodule=data.client(0))
+    trainer.save_checkpoint(tmp_path / "trained.ckpt")
+    assert same(FedAvg.load_from_checkpoint(tmp_path / "trained.ckpt", weights_only=True).state_dict(), module.state_dict())
+    federation = new_federation(1, tmp_path)
+    federation.fit(module.unbuilt_copy(), data)
+    assert json.loads((tmp_path / "version_0" / "run.json").read_text())["training"] == [{"phase": "local", "epochs": 1}]
 
 
 @pytest.mark.parametrize("name", mostly_slow(METHODS, FEW))

@@ -1,6 +1,7 @@
 """What a method is on the client: phases, state and copies, with and without a federation."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -420,6 +421,28 @@ def test_the_models_that_a_run_hands_out_are_not_the_one_that_it_was_given() -> 
 def test_nothing_to_train_is_said_to_a_trainer() -> None:
     with pytest.raises(FederationError, match="FedAvg has nothing to train: give it epochs or steps above 0"):
         new_trainer(max_epochs=1).fit(FedAvg(Net, CLASSES, epochs=0), new_data(1, size=40).client(0))
+
+
+class Waves(Net):
+    def __init__(self, num_classes: int = CLASSES) -> None:
+        super().__init__(num_classes)
+        self.register_buffer("frequencies", torch.ones(2, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (FedAvg(Waves, CLASSES), "FedAvg would send 'backbone.frequencies', which is complex"),
+        (
+            FedAvg(Net, CLASSES, partial(torch.optim.SGD, lr=-1.0)),
+            "phase 'local' refuses its settings: Invalid learning",
+        ),
+    ],
+)
+def test_what_cannot_be_averaged_or_trained_is_said_before_the_first_round(module: FedAvg, said: str) -> None:
+    """A robust rule dropped imaginary parts, and the mean ended in an error of torch."""
+    with pytest.raises(FederationError, match=said):
+        new_federation(1).fit(module, new_data(2, 40))
 
 
 class Chooses(FedAvg):

@@ -118,6 +118,25 @@ def test_stored_step_counters_return_to_where_the_optimizer_counts(fused: bool, 
     assert {state["exp_avg"].device.type for state in states} == {"meta"}
 
 
+class Counting(torch.optim.SGD):
+    """Counts its steps as other libraries' optimizers do."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["step"] = self.state[parameter].get("step", 0) + 1
+        return super().step(closure)
+
+
+def test_a_stored_step_counter_may_be_a_plain_number() -> None:
+    module = new_module()
+    with module.training_on([replace(module.phases()[1], optimizer=partial(Counting, lr=0.1), persistent=True, epochs=1)]):
+        trainers = [fit(module, 1)[0] for _ in range(2)]
+    counts = [{state["step"] for state in trainer.optimizers[0].state.values()} for trainer in trainers]
+    assert counts == [{5}, {10}]
+    assert all(type(count) is int for of_one in counts for count in of_one)
+
+
 def test_each_phase_has_a_loss_of_its_own() -> None:
     """The mean over the examples of its last epoch."""
     trainer, watch = fit(new_module())

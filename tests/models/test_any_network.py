@@ -133,7 +133,17 @@ def test_a_backbone_stays_what_it_is() -> None:
     assert type(backbone_of("tiny.Net", CLASSES)) is Net
 
 
-@pytest.mark.parametrize("build", [torchvision.models.resnet18, torchvision_vit, hub_vit, lambda num_labels: hub_vit(num_labels)])
+def of_a_width(width: int, classes: int) -> nn.Module:
+    return nn.Linear(width, classes)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        *(torchvision.models.resnet18, torchvision_vit, hub_vit, lambda num_labels: hub_vit(num_labels)),
+        *(partial(of_a_width, 3), partial(of_a_width, width=3), partial(Wrapped, network=of_a_width, settings={"width": 3})),
+    ],
+)
 def test_the_number_of_classes_reaches_the_factory_by_its_name(build: Any) -> None:
     assert backbone_of(build, 7).head.out_features == 7
 
@@ -184,6 +194,7 @@ def test_worker_processes_change_nothing(method: type, given: nn.Module, texts: 
         (lambda a, b: Plain(), r"cannot be called with .*missing a required argument: 'b'"),
         (Net(7), "Net has 7 outputs, but num_classes is 4: give num_classes=7"),
         (torchvision_vit(num_classes=7), r"The head 'heads.head' of VisionTransformer has 7 outputs, not 4: .*num_classes=4\)"),
+        (nn.LazyLinear(CLASSES), "LazyLinear has lazy layers, whose sizes are not known yet: give the sizes"),
         (choosy, r"choosy builds no network with num_classes=4: only for 1000"),
     ],
 )

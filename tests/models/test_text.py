@@ -5,6 +5,12 @@ import torch
 from lightning_fed.models import TextTransformer
 
 
+def test_an_empty_text_has_the_mean_of_no_tokens() -> None:
+    model = TextTransformer(4, vocab_size=30, width=16, layers=2).eval()
+    with torch.no_grad():
+        assert torch.equal(model.encode(torch.tensor([[0, 0], [3, 0]]))[0], torch.zeros(16))
+
+
 def test_padding_changes_nothing() -> None:
     model = TextTransformer(4, vocab_size=30, max_length=10, width=16, layers=2).eval()
     words = torch.randint(1, 30, (3, 6))

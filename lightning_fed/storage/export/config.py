@@ -97,7 +97,7 @@ def _arguments(
 ) -> dict[str, Any] | None:
     """The arguments of a network by name; None if some are not plain data."""
     signature = inspect.signature(made_by)
-    placed, named = passed(made_by, classes, kwargs)
+    placed, named = passed(partial(made_by, *args), classes, kwargs)
     arguments = dict(signature.bind(*args, *placed, **(named | kwargs)).arguments)
     for name, parameter in signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:

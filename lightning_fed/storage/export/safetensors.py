@@ -46,8 +46,9 @@ def write_safetensors(folder: Path, module: FederatedModule, private: bool = Tru
     if "model" in parts and whole and (library := _of_transformers(module)) is not None:
         save_silently(library, folder, {k.removeprefix(NETWORK): v for k, v in parts.pop("model").items()})
     for part, tensors in parts.items():
+        own = {name: tensor.clone() for name, tensor in tensors.items()}  # tied weights have each name, which the library refuses
         # save_file would make a file that only its owner can read.
-        (folder / f"{part}.safetensors").write_bytes(safetensors.torch.save(tensors, metadata={"format": "pt"}))
+        (folder / f"{part}.safetensors").write_bytes(safetensors.torch.save(own, metadata={"format": "pt"}))
 
 
 def _of_transformers(module: FederatedModule) -> Any:

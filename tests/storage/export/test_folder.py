@@ -28,6 +28,7 @@ from tiny import (
     tiny_vit,
 )
 from tiny_texts import save_tokenizer
+from torch import nn
 
 import lightning_fed
 from lightning_fed.__main__ import main
@@ -328,7 +329,32 @@ def test_what_makes_a_network_without_arguments_is_given_none() -> None:
     assert network_config(module) == {"class_path": "test_folder.without_arguments", "init_args": {}}
 
 
-@pytest.mark.parametrize("backbone", [tiny_vit, torchvision.models.shufflenet_v2_x0_5])
+def of_a_width(width: int, classes: int) -> nn.Module:
+    return nn.Linear(width, classes)
+
+
+@pytest.mark.parametrize("make", [partial(of_a_width, 3), partial(of_a_width, width=3)])
+def test_of_what_makes_a_network_all_arguments_are_named(make: Any) -> None:
+    module = FedAvg(make, 4)
+    module.configure_model()
+    assert network_config(module)["init_args"] == {"width": 3, "classes": 4}
+
+
+class Tied(Net):
+    """Two of its layers have one bias."""
+
+    def __init__(self, num_classes: int = CLASSES) -> None:
+        super().__init__(num_classes, hidden=6)
+        self.fc1.bias = self.fc2.bias
+
+
+def test_tied_weights_are_merged_under_both_names() -> None:
+    fit_and_export("FedAvg", new_data(3), None, merged=True, backbone=Tied(), adapters=Adapters(r=2, target_modules=["fc1"]))
+    merged = load_file("exported/model.safetensors")
+    assert torch.equal(merged["fc1.bias"], merged["fc2.bias"])
+
+
+@pytest.mark.parametrize("backbone", [tiny_vit, torchvision.models.shufflenet_v2_x0_5, Tied])
 def test_a_run_can_begin_with_an_export(backbone: Any) -> None:
     module = FedAvg(backbone, CLASSES)
     module.configure_model()
