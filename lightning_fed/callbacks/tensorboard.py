@@ -67,18 +67,19 @@ def spread_figure(values: np.ndarray, majority: Tensor | None, metric: str) -> F
     """Box plot of a per-client metric, with every client as a dot, beside the majority-label baseline.
 
     Args:
-        values: the metric, ``(clients,)``.
+        values: the metric, ``(clients,)``; NaN, where a client has too few examples, is left out.
         majority: accuracy of each client's majority label, ``(clients,)``, or None to leave it out.
         metric: name of the metric.
     """
     from matplotlib.figure import Figure
 
+    values = values[~np.isnan(values)]
     columns = {"model": values} | ({"majority label": majority.numpy()} if majority is not None else {})
     figure = Figure(figsize=(2 + 1.6 * len(columns), 4), layout="constrained")
     axes = figure.add_subplot()
     axes.boxplot(list(columns.values()), tick_labels=list(columns), showfliers=False, widths=0.5)
     for position, column in enumerate(columns.values(), start=1):
-        offsets = np.linspace(-0.15, 0.15, len(column)) if len(column) > 1 else np.zeros(1)
+        offsets = np.linspace(-0.15, 0.15, len(column)) if len(column) > 1 else np.zeros(len(column))
         axes.plot(position + offsets, column, "o", markersize=4, alpha=0.5)
     axes.set(ylabel=f"test {metric}", title=f"{len(values)} clients")
     axes.grid(axis="y", alpha=0.3)

@@ -18,8 +18,8 @@ class FineTuning:
     Args:
         epochs: number of epochs; 0: no fine-tuning. Default if no steps are given: 1.
         steps: number of optimizer steps, instead of epochs.
-        part: trainable parameters: all, those of the head, or the private ones. With a part, all other modules are in eval mode,
-            so that nothing else changes.
+        part: trainable parameters: all, those of the head, or the private ones. With a part, all modules are in eval mode, so
+            that nothing else changes.
         when: before every evaluation (``always``); or ``last``: clients are evaluated without fine-tuning, and in the last round
             again with it (``fine_tuned/…``), as in papers that fine-tune all heads at the end. Exports are fine-tuned either way.
         optimizer: optimizer of the fine-tuning. None: that of the client's training.

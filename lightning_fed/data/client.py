@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from lightning_fed.data.batches import Batch, BatchTransform, SharedTensors, SingleExample
 from lightning_fed.data.client_info import ClientInfo
+from lightning_fed.errors import FederationError
 from lightning_fed.tasks.task import TaskName
 
 
@@ -57,7 +58,16 @@ class ClientDataModule(L.LightningDataModule):
         return self.data.input_shape
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        """Shuffled batches; epoch ``e`` of a fit has the order of (``order_seed``, ``e``)."""
+        """Shuffled batches; epoch ``e`` of a fit has the order of (``order_seed``, ``e``).
+
+        Raises:
+            FederationError: if the Trainer has ``overfit_batches``: it would take examples for batches.
+        """
+        if overfit := getattr(self.trainer, "overfit_batches", 0):
+            raise FederationError(
+                f"The Trainer has overfit_batches={overfit}, which would replace the order of a client's "
+                "batches: give it limit_train_batches."
+            )
         if self.poisson:
             return self.data.sampled(self.splits[0], self.batch_size, self.order_seed)
         return self.data.shuffled(self.splits[0], self.batch_size, self.order_seed, self.single_example, self.start)

@@ -20,8 +20,8 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class FrozenBackbone(Generic[Network]):
-    """Loads a network once and returns copies that share all its tensors except the trainable ones: those of the head and of
-    further layers. Frozen batch norm keeps its statistics, too: its layers are marked ``is_frozen``.
+    """Loads a network once and returns copies that share all its parameters except the trainable ones: those of the head and
+    of further layers. Frozen batch norm keeps its statistics, too: its layers are marked ``is_frozen``.
 
     Args:
         given: builds the network, or is one.
@@ -73,7 +73,7 @@ class FrozenBackbone(Generic[Network]):
 
 
 def copy_learning(network: Module) -> Module:
-    """A copy that shares with the network all tensors that require no gradients."""
+    """A copy that shares with the network all parameters that require no gradients."""
     frozen: dict[int, Any] = {id(parameter): parameter for parameter in network.parameters() if not parameter.requires_grad}
     return copy.deepcopy(network, memo=frozen)
 

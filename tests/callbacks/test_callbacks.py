@@ -113,11 +113,14 @@ def test_label_figure(clients: int, classes: int) -> None:
 @pytest.mark.parametrize("majority", [torch.tensor([0.2, 0.3, 0.4]), None])
 def test_spread_figure(majority: torch.Tensor | None) -> None:
     values = np.array([0.5, 0.7, 0.9])
-    axes = spread_figure(values, majority, "accuracy").axes[0]
+    axes = spread_figure(np.array([0.5, np.nan, 0.7, 0.9]), majority, "accuracy").axes[0]
     columns = [values] if majority is None else [values, majority.numpy()]
     dots = [line.get_ydata() for line in axes.lines if line.get_marker() == "o"]
     assert all(np.array_equal(found, column) for found, column in zip(dots, columns, strict=True))
     assert [label.get_text() for label in axes.get_xticklabels()] == ["model", "majority label"][: len(columns)]
+    assert axes.lines[0].get_ydata().max() == 0.8  # the upper quartile
+    assert axes.get_title() == "3 clients"
+    spread_figure(np.array([np.nan]), None, "auroc")
 
 
 class Noting(FederationCallback):
