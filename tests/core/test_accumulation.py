@@ -100,7 +100,7 @@ def test_what_a_trainer_would_do_to_gradients_is_an_option_of_the_module(option:
 
 def test_batches_to_overfit_are_refused_with_a_clients_data() -> None:
     """Lightning's sampler would give single examples for batches."""
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "limit_val_batches": 0}
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "num_sanity_val_steps": 0}
     with pytest.raises(FederationError, match=r"overfit_batches=2, .* give it limit_train_batches"):
         new_trainer(max_epochs=1, overfit_batches=2, **options).fit(FedAvg(Net, CLASSES), datamodule=new_data().client(0))
 
