@@ -1,8 +1,7 @@
 """How a run is attacked and protected: robust aggregation, client-level privacy with what it refuses, the source of its noise."""
 
 import json
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from secrets import token_hex
 from typing import Any
@@ -18,6 +17,7 @@ from lightning_fed.federation.settings import RunSettings
 from lightning_fed.privacy import ClientDP, ExampleDP
 from lightning_fed.privacy.client_dp import GaussianMechanism
 from lightning_fed.privacy.noise import Noise, SecretNoise, SeededNoise, read_key
+from lightning_fed.tensors import State
 
 
 def aggregate_robustly(server: Server, model: FederatedModule, rule: Aggregation, cohort_size: int) -> None:
@@ -39,8 +39,25 @@ def aggregate_robustly(server: Server, model: FederatedModule, rule: Aggregation
         f"{type(rule).__name__} needs {rule.least} updates, and a round has {cohort_size} clients: draw larger cohorts, or give a "
         "rule that needs fewer.",
     )
-    buffers = model.buffer_names()
-    server.combine = lambda updates, state: rule.combine(updates, state, server.round_state, buffers)
+    buffers, twins = model.buffer_names(), second_names(model, server.state)
+
+    def once(state: State) -> State:
+        return {name: tensor for name, tensor in state.items() if name not in twins}
+
+    def combine(updates: Iterable[tuple[State, float]], state: State) -> State:
+        own = ((once(update), weight) for update, weight in updates)
+        combined = rule.combine(own, once(state), server.round_state, buffers)
+        return combined | {name: combined[first].clone() for name, first in twins.items() if combined}
+
+    server.combine = combine
+
+
+def second_names(model: FederatedModule, state: State) -> dict[str, str]:
+    """Names in a state of tensors that have an earlier one there, which is given: a distance must not count them twice."""
+    first: dict[int, str] = {}
+    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    names = {name: first.setdefault(id(tensor), name) for name, tensor in tensors if name in state}
+    return {name: other for name, other in names.items() if name != other}
 
 
 def check_attack(server: Server, model: FederatedModule, attack: Attack) -> None:
@@ -80,13 +97,11 @@ def hide_clients(server: Server, model: FederatedModule, mechanism: GaussianMech
         f"{given} clients send {next(iter(exposed), '')!r}, a statistic with units of its own: privacy needs a network without "
         "batch norm in what travels (norm: group of ResNets), or FedBN.",
     )
-    own = {name: id(p) for name, p in model.named_parameters(remove_duplicate=False) if name in server.state}
-    times = Counter(own.values())
-    twins = [name for name, one in own.items() if times[one] > 1]
+    twins = second_names(model, server.state)
     require(
         not twins,
-        f"{given} {' and '.join(twins[:2])} of its network are one weight, which would get noise under each name: use a network "
-        "that does not tie them, or adapters.",
+        f"{given} {' and '.join(next(iter(twins.items()), ()))} of its network are one weight, which would get noise under each "
+        "name: use a network that does not tie them, or adapters.",
     )
     server.privacy, server.combine, server.weighting = mechanism, mechanism.combine, "uniform"
 

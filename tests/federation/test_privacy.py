@@ -205,7 +205,7 @@ def test_a_line_says_what_to_expect(capsys: pytest.CaptureFixture[str]) -> None:
         ({"sampling": "fixed", "participation": 0.5}, "of 2 of 4 clients, for which ε is not known: set sampling to poisson"),
         ({"privacy": dp(delta=0.3)}, r"privacy.delta is 0.3 with 4 clients: give less than 1/4"),
         ({"method": FedAvg(NoisyNet, CLASSES, momentum)}, "a statistic with units of its own: .*norm: group"),
-        ({"method": FedAvg(tied, CLASSES, momentum)}, "fc1.bias and backbone.fc2.bias of its network are one weight"),
+        ({"method": FedAvg(tied, CLASSES, momentum)}, "fc2.bias and backbone.fc1.bias of its network are one weight"),
         ({"aggregation": Median()}, "its server is more than a mean"),
         ({"method": new_method("Standalone")}, "its clients send nothing: there is nothing to protect"),
         ({"method": new_method("Cyclic"), "sampling": "fixed", "participation": 1.0}, "chooses the participants itself"),

@@ -9,7 +9,7 @@ from tiny import CLASSES, Net, new_data, sgd
 from tiny_rounds import fit, two_classes_each
 from torch import Tensor, nn
 
-from lightning_fed.core import Median
+from lightning_fed.core import ClippedMean, Median
 from lightning_fed.methods import (
     APFL,
     MOON,
@@ -97,7 +97,7 @@ class Twice(Looped):
         *((method, {}) for method in (APFL, partial(FedALA, mixed_layers=3), FedBN, FedDecomp, MOON)),
         (partial(PerFedAvg, steps=2), {}),
         (partial(PFedGate, input_shape=(3, 4, 4)), {}),
-        (FedAvg, {"aggregation": Median()}),
+        *((FedAvg, {"aggregation": rule}) for rule in (Median(), ClippedMean(0.1))),
     ],
 )
 def test_layers_with_a_second_name_learn_as_with_one(method: Any, options: dict[str, Any]) -> None:
