@@ -28,10 +28,10 @@ from lightning_fed.core import (
     Server,
     WeightedMean,
 )
-from lightning_fed.data import Digits
+from lightning_fed.data import CSVFiles, Digits
 from lightning_fed.experiments import configs
 from lightning_fed.methods import FedAvg, FedHM, FedPer, HOMLoRA, PFedLoRA
-from lightning_fed.models import CNN5, Backbone, ResNet8, TransformerClassifier
+from lightning_fed.models import CNN5, Backbone, LinearModel, ResNet8, TransformerClassifier
 from lightning_fed.testing.checks import CHECKS
 
 ROOT = Path(__file__).parents[1]
@@ -147,6 +147,17 @@ def test_the_lines_that_load_exports_do() -> None:
     federation.export(method(), data, "client-3", client=3)
     federation.export(method(), data, "server")
     federation.export(method(), data, "onnx-3", client=3, format="onnx")
+    Path("clinics").mkdir()
+    for clinic in ("north", "south"):
+        lines = (f"{40 + k},{'?' if k == 4 else k % 3},{'' if k % 7 == 0 else 100 + 2 * k},{'ny'[k % 2]}" for k in range(20))
+        Path(f"clinics/{clinic}.csv").write_text("\n".join(["age,pain,pressure,sick", *lines]))
+    Path("new.csv").write_text(Path("clinics/north.csv").read_text())
+    options = {"client": "file", "categorical": ["pain"], "standardize": "client", "impute": "median"}
+    clinics = CSVFiles("clinics", "sick", task="binary", **options)
+    federation = new_federation(1, "clinics")
+    federation.fit(FedAvg(partial(LinearModel, inputs=5)), clinics)
+    federation.export(FedAvg(partial(LinearModel, inputs=5)), clinics, "hospital-0", client=0)
+    likely = federation.client_module(0)(clinics.client(0).data[torch.arange(20)][0]).sigmoid()
     fedhm, data = partial(FedHM, partial(ResNet8, width=0.1), ratios=[0.5], epochs=0), Digits(num_clients=4, image_size=8)
     federation = new_federation(1, "low_rank")
     federation.fit(fedhm(), data)
@@ -168,6 +179,7 @@ def test_the_lines_that_load_exports_do() -> None:
     expected = client(found["prepare"](found["images"]))
     assert torch.equal(found["labels"], expected.argmax(dim=1))
     torch.testing.assert_close(torch.from_numpy(found["logits"]), expected.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found["likely"], likely)
     [answer] = found["answers"]
     inputs = transformers.AutoTokenizer.from_pretrained("tokenizer")(["a text"], return_tensors="pt")
     assert answer["label"] == f"LABEL_{networks[-1](**inputs).logits.argmax().item()}"

@@ -1,7 +1,7 @@
 """Numeric columns, standardized and imputed with statistics of training rows."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 from zlib import crc32
 
@@ -23,6 +23,26 @@ Impute = Literal["mean", "median", "none"]
 
 EPSILON = 1e-9
 """Added to a standard deviation, as in FLamby."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How rows become inputs: missing numbers are replaced, then rows are (x − mean) / std.
+
+    Attributes:
+        missing: replacement in each column; None: missing numbers are refused.
+        mean: subtracted from each column, 0 where none is standardized; None: no column is.
+        std: divisor of each column, 1 where none is standardized.
+    """
+
+    missing: Tensor | None = None
+    mean: Tensor | None = None
+    std: Tensor | None = None
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """The inputs of rows."""
+        rows = rows if self.missing is None else torch.where(rows.isnan(), self.missing, rows)
+        return rows if self.mean is None or self.std is None else (rows - self.mean) / self.std
 
 
 class ScaledColumns(FederatedDataModule):
@@ -54,6 +74,8 @@ class ScaledColumns(FederatedDataModule):
         )
         self.standardized = standardized
         self._of_all: Inputs | None = None  # inputs of the pooled data, if they differ from the clients'
+        self._scale = Scale()  # of the pooled data
+        self._own_scales: list[Scale] = []  # of each client, if they differ
 
     def prepare(self, inputs: Inputs, splits: Sequence[Split]) -> Inputs:
         """The rows, imputed and standardized."""
@@ -62,7 +84,8 @@ class ScaledColumns(FederatedDataModule):
         rows = inputs[INPUT] if isinstance(inputs, dict) else inputs
         assert isinstance(rows, Tensor)
         train = rows[torch.from_numpy(union(list(splits)).train)]
-        everybody = self._finished(rows, train, train)
+        self._scale = self._scale_of(train, train)
+        everybody = self._scale(rows)
         if self.standardize != "client":
             return _with_rows(inputs, everybody)
         held = np.concatenate([part for split in splits for part in split])
@@ -70,11 +93,11 @@ class ScaledColumns(FederatedDataModule):
             len(np.unique(held)) == len(held),
             "Clients share examples, which have no single scale then: set standardize to all or none, or choose another partition.",
         )
-        own = everybody.clone()
-        for split in splits:
+        own, trained = everybody.clone(), [rows[torch.from_numpy(split.train)] for split in splits]
+        self._own_scales = [self._scale_of(own_train if len(own_train) else train, train) for own_train in trained]
+        for split, scale in zip(splits, self._own_scales, strict=True):
             places = torch.from_numpy(np.concatenate(split))
-            own_train = rows[torch.from_numpy(split.train)]
-            own[places] = self._finished(rows[places], own_train if len(own_train) else train, train)
+            own[places] = scale(rows[places])
         self._of_all = _with_rows(inputs, everybody)
         return _with_rows(inputs, own)
 
@@ -100,18 +123,26 @@ class ScaledColumns(FederatedDataModule):
         chosen = f"{self.standardize} {self.standardized} {self.impute}"
         return f"{crc32(chosen.encode(), int(super().fingerprint(), 16)):08x}"
 
-    def _finished(self, rows: Tensor, train: Tensor, everybody: Tensor) -> Tensor:
-        """Rows with the statistics of training rows; missing statistics come from the rows of all clients."""
+    def scale(self, client: int | None) -> Scale:
+        """How the rows of a client become inputs; None: those of the pooled data, as a global model gets them."""
+        return self._scale if client is None or not self._own_scales else self._own_scales[client]
+
+    def _scale_of(self, train: Tensor, everybody: Tensor) -> Scale:
+        """The statistics of training rows; missing statistics come from the rows of all clients."""
+        usual = None
         if self.impute != "none":
             usual = torch.where(self._usual(train).isnan(), self._usual(everybody), self._usual(train))
             lacking = [repr(self.column_title(place)) for place in usual.isnan().nonzero().flatten().tolist()]
             require(not lacking, f"No training row has a number in the column {', '.join(lacking[:1])}: leave the column out.")
-            rows, train = (torch.where(part.isnan(), usual, part) for part in (rows, train))
+            train = torch.where(train.isnan(), usual, train)
         if self.standardize == "none":
-            return rows
-        deviation = train.std(dim=0) if len(train) > 1 else torch.zeros(train.shape[1])
-        scaled = (rows - train.mean(dim=0)) / torch.where(deviation > 0, deviation + EPSILON, 1.0)
-        return scaled if self.standardized is None else torch.where(self._chosen(self.standardized, rows.shape[1]), scaled, rows)
+            return Scale(usual)
+        mean, deviation = train.mean(dim=0), train.std(dim=0) if len(train) > 1 else torch.zeros(train.shape[1])
+        std = torch.where(deviation > 0, deviation + EPSILON, 1.0)
+        if self.standardized is not None:
+            chosen = self._chosen(self.standardized, train.shape[1])
+            mean, std = torch.where(chosen, mean, 0.0), torch.where(chosen, std, 1.0)
+        return Scale(usual, mean, std)
 
     def _chosen(self, names: list[str], columns: int) -> Tensor:
         """Mask of the columns to standardize."""

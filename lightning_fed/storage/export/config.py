@@ -11,7 +11,7 @@ from torch import nn
 
 from lightning_fed import __version__
 from lightning_fed.core.module import FederatedModule
-from lightning_fed.data import FederatedDataModule
+from lightning_fed.data import FederatedDataModule, ScaledColumns
 from lightning_fed.models.backbone import Wrapped
 from lightning_fed.models.factory import imported, passed
 
@@ -22,8 +22,8 @@ def model_config(module: FederatedModule, data: FederatedDataModule, facts: dict
     Returns:
         ``lightning_fed_version``, the facts, ``content`` (``model``, or ``shared`` for a server's part of a model), ``network``
         (see :func:`network_config`), ``model_size`` (see :class:`.ClientInfo`), ``num_classes`` and ``class_names``; for images
-        also ``image_size`` (height and width) and, for byte images, ``mean`` and ``std`` of their channels in [0, 1]. Unknown
-        values are None.
+        also ``image_size`` (height and width) and, for byte images, ``mean`` and ``std`` of their channels in [0, 1]; for tables
+        ``columns``, and for each of them ``missing``, ``mean`` and ``std`` (see :class:`.Scale`). Unknown values are None.
     """
     whole = facts["client"] is not None or module.shares_whole_model
     return {
@@ -34,7 +34,7 @@ def model_config(module: FederatedModule, data: FederatedDataModule, facts: dict
         "model_size": module.client.model_size if module.client else None,
         "num_classes": module.num_classes,
         "class_names": label_names(data),
-        **_images(data),
+        **(_columns(data, facts["client"]) if isinstance(data, ScaledColumns) and data.at_hand else _images(data)),
     }
 
 
@@ -77,6 +77,14 @@ def _images(data: FederatedDataModule) -> dict[str, Any]:
         "mean": list(data.mean) if normalized else None,
         "std": list(data.std) if normalized else None,
     }
+
+
+def _columns(data: ScaledColumns, client: int | None) -> dict[str, Any]:
+    inputs, _ = next(iter(data.client(client or 0).test_dataloader()))
+    assert isinstance(inputs, torch.Tensor)
+    titles, scale = [data.column_title(place) for place in range(inputs.shape[1])], data.scale(client)
+    numbers = {name: None if (found := getattr(scale, name)) is None else found.tolist() for name in ("missing", "mean", "std")}
+    return {"image_size": None, "columns": titles, **numbers}
 
 
 def _unwrapped(factory: Callable[..., nn.Module]) -> tuple[Callable[..., nn.Module], tuple[Any, ...], dict[str, Any]]:
