@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,10 @@ from lightning_fed.callbacks.base import FederationCallback, RunView, boards, du
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
+
+
+MOST_NAMES = 50
+"""The largest number of clients or classes whose names fit beside an axis of a figure."""
 
 
 class TensorBoardFigures(FederationCallback):
@@ -25,7 +30,8 @@ class TensorBoardFigures(FederationCallback):
         self.every = every
 
     def on_fit_start(self, run: RunView) -> None:
-        self._show(run, "clients/labels", lambda: label_figure(run.data.label_counts().numpy()))
+        names = run.data.client_names, run.data.class_names
+        self._show(run, "clients/labels", lambda: label_figure(run.data.label_counts().numpy(), *names))
 
     def on_round_end(self, run: RunView) -> None:
         if due(run, self.every):
@@ -40,25 +46,29 @@ class TensorBoardFigures(FederationCallback):
             logger.experiment.add_figure(tag, draw(), global_step=run.round)
 
 
-def label_figure(counts: np.ndarray) -> Figure:
+def label_figure(counts: np.ndarray, clients: Sequence[str] | None = None, classes: Sequence[str] | None = None) -> Figure:
     """Bubble chart of training labels: clients × classes, area proportional to the number of examples.
 
     Args:
         counts: examples, ``(clients, classes)``.
+        clients: their names. None, or more than fit beside the axis: numbers.
+        classes: likewise.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    clients, classes = counts.shape
-    figure = Figure(figsize=(min(3 + 0.28 * clients, 16), min(2 + 0.28 * classes, 16)), layout="constrained")
+    width, height = counts.shape
+    figure = Figure(figsize=(min(5 + 0.28 * width, 16), min(3 + 0.28 * height, 16)), layout="constrained")
     axes = figure.add_subplot()
     client, label = np.nonzero(counts)
     amount = counts[client, label]
     axes.scatter(client, label, s=160 * amount / counts.max(), color="tab:blue", alpha=0.7, linewidths=0)
     axes.set(xlabel="client", ylabel="class", title=f"training examples by client and class (largest: {counts.max():,})")
-    axes.set(xlim=(-0.8, clients - 0.2), ylim=(-0.8, classes - 0.2))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlim=(-0.8, width - 0.2), ylim=(-0.8, height - 0.2))
+    for axis, size, names, turned in ((axes.xaxis, width, clients, 90), (axes.yaxis, height, classes, 0)):
+        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        if names is not None and len(names) == size <= MOST_NAMES:
+            axis.set_ticks(range(size), [textwrap.shorten(str(name), 20, placeholder="…") for name in names], rotation=turned)
     axes.grid(alpha=0.2)
     return figure
 

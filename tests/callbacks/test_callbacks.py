@@ -98,12 +98,20 @@ def test_a_continued_run_shows_each_round_once() -> None:
     assert len(read_csv("metrics.csv")) == 4
 
 
-@pytest.mark.parametrize(("clients", "classes"), [(10, 10), (50, 100), (1, 2)])
+@pytest.mark.parametrize(("clients", "classes"), [(10, 10), (50, 100), (1, 2), (3, 1)])
 def test_label_figure(clients: int, classes: int) -> None:
     counts = np.random.default_rng(0).integers(0, 3, (clients, classes))
     counts[0, 0] = 7
-    figure = label_figure(counts)
-    assert tuple(figure.get_size_inches()) == (min(3 + 0.28 * clients, 16), min(2 + 0.28 * classes, 16))
+    figure = label_figure(counts, [f"site {k}" for k in range(clients)], ["no", "yes"])
+    axes = figure.axes[0]
+    figure.canvas.draw()
+    title = axes.title.get_window_extent()
+    assert figure.bbox.x0 <= title.x0 < title.x1 <= figure.bbox.x1
+    named = [[label.get_text() for label in labels()] for labels in (axes.get_xticklabels, axes.get_yticklabels)]
+    assert named[0] == [f"site {k}" for k in range(clients)]
+    assert (named[1] == ["no", "yes"]) == (classes == 2)
+    assert "." not in "".join(named[1])  # no fractions of a class
+    assert max(figure.get_size_inches()) <= 16
     bubbles = figure.axes[0].collections[0]
     assert len(bubbles.get_offsets()) == np.count_nonzero(counts)
     assert bubbles.get_sizes().max() / bubbles.get_sizes().min() == pytest.approx(7 / counts[counts > 0].min())
