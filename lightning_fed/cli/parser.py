@@ -1,5 +1,6 @@
 """Lightning's parser with short messages and a strict YAML loader."""
 
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -77,6 +78,16 @@ class Parser(LightningArgumentParser):
         outer, dot, _ = name.partition(".")
         hint = getattr(self._option_string_actions.get(outer), "_typehint", None)
         return f"{name}=null" if dot and value == "None" and "Callable" in str(hint) else arg
+
+    def add_class_arguments(self, theclass: type, *args: Any, **kwargs: Any) -> Any:
+        """Add the options of a constructor, under its class's first paragraph, of which jsonargparse takes the first line."""
+        before = len(self._action_groups)
+        added = super().add_class_arguments(theclass, *args, **kwargs)
+        summary = (inspect.getdoc(theclass) or "").partition("\n\n")[0].removesuffix(".")
+        for group in self._action_groups[before:]:
+            if group.title and summary.startswith(group.title):
+                group.title = summary
+        return added
 
     def format_help(self, formatter: Any = None) -> str:
         """The help as text for the terminal; other formatters are not used."""

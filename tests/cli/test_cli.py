@@ -69,6 +69,21 @@ def test_help_of_a_command(args: list[str], capsys: pytest.CaptureFixture[str]) 
         assert len(said.splitlines()) < 80
 
 
+@pytest.mark.parametrize(
+    ("option", "name", "summary"),
+    [
+        ("model", "FedAvgM", "FedAvg with momentum on the server: v ← beta v + (mean w - w), w ← w + eta v:"),
+        ("model", "FedProx", "a client minimises L_k(w) + mu / 2 ‖w - w^t‖^2 (eq. 2), over the trainable parameters"),
+        ("data", "CSVFiles", "unchanged or standardized; a categorical column becomes a 0 or 1 for each of its categories:"),
+    ],
+)
+def test_help_of_a_class_begins_with_its_first_paragraph(
+    option: str, name: str, summary: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = printed(capsys, "fit", f"--{option}.help", name)
+    assert summary in " ".join(said.partition("  --")[0].split())
+
+
 @pytest.mark.parametrize("topic", ["all", "trainer", "federation"])
 def test_help_of_a_topic(topic: str, capsys: pytest.CaptureFixture[str]) -> None:
     """All options, but none that would be refused, and nobody's internals."""

@@ -203,10 +203,25 @@ def spelled(value: Any) -> str:
 def plain(text: str) -> str:
     """Text without the markup of reStructuredText, and with values as on the command line."""
     text = re.sub(r"; see :\w+:`[^`]*`|\bSee :\w+:`[^`]*`\.?", "", text)
-    text = re.sub(r":math:`([^`]*)`", lambda found: found[1].replace("\\", ""), text)
+    text = re.sub(r":math:`([^`]*)`", lambda found: formula(found[1]), text)
     text = re.sub(r":\w+:`(?:[^`<]*<)?[~.]?([^`>]*)>?`", lambda found: found[1].rpartition(".")[2], " ".join(text.split()))
     text = re.sub(r"`([^`<]+) <[^`>]+>`_+", r"\1", text).replace("``", "").replace("`", "")
     return re.sub(r"\b(None|True|False)\b", lambda found: {"None": "null"}.get(found[1], found[1].lower()), text)
+
+
+SIGNS = {
+    "leftarrow": "← ", "sum": "∑ ", "nabla": "∇", "sqrt": "√", "in": "∈ ", "neq": "≠ ", "ge": "≥ ", "le": "≤ ", "top": "ᵀ",
+    "lVert": "‖", "rVert": "‖", "Vert": "‖", "lfloor": "⌊", "rfloor": "⌋", "langle": "⟨", "rangle": "⟩", "bar": "mean ",
+}  # fmt: skip
+"""LaTeX's commands for signs."""
+
+
+def formula(text: str) -> str:
+    """LaTeX as it can be read in a terminal: names of letters without the backslash."""
+    text = re.sub(r"\\mathrm\{([^{}]*)\}", r"\1", text)
+    text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"\1 / \2", text)
+    text = re.sub(r"\\([A-Za-z]+) ?", lambda found: SIGNS.get(found[1], f"{found[1]} "), text)
+    return re.sub(r" (?=[_^)},;:]|‖\^|$)", "", re.sub(r" +", " ", re.sub(r"\\[,;!]", " ", text).replace("\\", "")))
 
 
 def hints(verb: str) -> list[str]:
