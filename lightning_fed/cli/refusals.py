@@ -176,6 +176,8 @@ def _in_words(text: str, value: str) -> str:
         text = f"got {given or value}, expected a number {least}{most}" + text[restricted.end() :]
     text = re.sub(r"Expected a dot import path string: (\S+?)(?=;|$)", r"there is no '\1'", text)
     text = re.sub(r"(int|float)\(\) argument must be .* not 'NoneType'", "got null, expected a number", text)
+    if wrong := re.search(r"(int|float)\(\) argument must be .* not '(\w+)'", text):  # without the value, its kind
+        text = text.replace(wrong[0], f"got {value or _KINDS.get(wrong[2], wrong[2])}, expected {_KINDS[wrong[1]]}")
     not_numbers = r"(invalid literal for int\(\) with base 10|could not convert string to \w+)"
     text = re.sub(rf"{not_numbers}: '?None'?", "got null, expected a number", text)
     text = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"got \1, expected a whole number", text)

@@ -14,6 +14,7 @@ from lightning_fed.core.phased_module import PhasedModule
 from lightning_fed.data import ClientDataModule
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import require
+from lightning_fed.formatting import counted
 from lightning_fed.options import PositiveFloat, PositiveInt, require_from, require_positive
 from lightning_fed.privacy.accounting import epsilon, noise_multiplier
 from lightning_fed.privacy.mechanism import DifferentialPrivacy, Mechanism
@@ -198,7 +199,7 @@ class ExampleMechanism(Mechanism):
         spread = " to ".join(f"{z:g}" for z in sorted({min(multipliers), max(multipliers)}))
         spent = "no guarantee" if not min(multipliers) else f"ε = {self.epsilon(rounds):.2f} at δ = {privacy.delta:g}"
         said = f"Privacy of examples: z = {spread}, clip norm {privacy.clip:g}"
-        return f"{said}; a client that takes part in {rounds} rounds has {spent}."
+        return f"{said}; a client that takes part in {counted(rounds, 'round')} has {spent}."
 
     def state_dict(self) -> State:
         """The ledger: q, z and number of steps of each client that takes part."""

@@ -168,7 +168,8 @@ class TableData(FederatedDataModule):
         _, first, numbers = np.unique(given.astype(str), return_index=True, return_inverse=True)
         groups: NDArray[np.int64] = np.argsort(np.argsort(first))[numbers]  # in order of their first rows: the test set's come last
         if self._roles is not None and self.split == "official":
-            self._of_groups(self._in_order(self._roles), groups, self.split_column or "set")
+            names = np.array(["train", "val", "test"])  # in the order of TRAIN, VAL, TEST
+            self._of_groups(names[self._in_order(self._roles)], groups, self.split_column or "set")
         return groups
 
     def given_places(self, examples: NDArray[np.int64]) -> NDArray[np.int64]:

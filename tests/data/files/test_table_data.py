@@ -120,7 +120,7 @@ def test_a_group_is_in_one_set_and_with_one_client() -> None:
     assert numbers(data, 0) == [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]
     for options, message in (
         ({"client": "user", "group": "visit"}, "Rows whose visit is 'v3' differ in 'user' .x and y., but rows of a group stay"),
-        ({"split_column": "set", "group": "patient"}, "Rows whose patient is 'p0' differ in 'set'"),
+        ({"split_column": "set", "group": "patient"}, "Rows whose patient is 'p0' differ in 'set' .train and val., but"),
         ({"group": "gaps"}, "2 of 36 rows have nothing in the column 'gaps'"),
         ({"group": "pateint"}, "has no column 'pateint'"),
     ):
