@@ -320,14 +320,16 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         """The server of a run: that of :meth:`configure_server`, with ``server_optimizer`` if it is set.
 
         Raises:
-            FederationError: for a ``weighting`` or a ``server_optimizer`` that this server does not have, and for a complex
-                tensor that would be sent.
+            FederationError: for a ``weighting`` or a ``server_optimizer`` that this server does not have, and for what
+                would be sent and is no tensor of real numbers.
         """
-        if sent := sorted(name for name, tensor in self.state_dict().items() if name in self._shared and tensor.is_complex()):
-            raise FederationError(
-                f"{type(self).__name__} would send {sent[0]!r}, which is complex, and servers compute with real numbers: let the "
-                "network keep torch.view_as_real of it, and use view_as_complex."
-            )
+        for name, entry in self.state_dict().items():
+            if name in self._shared and not (isinstance(entry, Tensor) and not entry.is_complex()):
+                kind = "complex" if isinstance(entry, Tensor) else f"a {type(entry).__name__}"
+                raise FederationError(
+                    f"{type(self).__name__} would send {name!r}, which is {kind}, and servers compute with real tensors: let the "
+                    "network's state have such ones only (torch.view_as_real of complex ones)."
+                )
         server = self.configure_server(clients)
         if self.weighting != server.weighting:
             raise FederationError(

@@ -429,10 +429,16 @@ class Waves(Net):
         self.register_buffer("frequencies", torch.ones(2, dtype=torch.complex64))
 
 
+class Versioned(Net):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 1}
+
+
 @pytest.mark.parametrize(
     ("module", "said"),
     [
         (FedAvg(Waves, CLASSES), "FedAvg would send 'backbone.frequencies', which is complex"),
+        (FedAvg(Versioned, CLASSES), "FedAvg would send 'backbone._extra_state', which is a dict"),
         (
             FedAvg(Net, CLASSES, partial(torch.optim.SGD, lr=-1.0)),
             "phase 'local' refuses its settings: Invalid learning",
