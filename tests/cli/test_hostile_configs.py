@@ -148,6 +148,10 @@ def test_what_works_works() -> None:
         ([f"{D}partition.init_args.classes=null"], ["data.partition.classes: got null, expected a number"]),
         (["--federation.rounds=null"], ["federation.rounds: got null, expected a number"]),
         (["--federation.rounds=1.5"], ["federation.rounds: got '1.5', expected a whole number"]),
+        (
+            [f"{M}backbone=MLP", f"{M}backbone.hiden=[3]"],
+            ["model.backbone: Option 'hiden' is not accepted by MLP (did you mean hidden?)"],
+        ),
         (["--federation.rounds=[1, 5]"], ["federation.rounds: got a list, expected a whole number"]),
         ([f"{M}epochs=[1, 5]"], ["model.epochs: got [1, 5], expected a whole number"]),
         ([f"{M}epochs={{a: 1}}"], ["model.epochs: got {'a': 1}, expected a whole number"]),
