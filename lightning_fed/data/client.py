@@ -57,17 +57,18 @@ class ClientDataModule(L.LightningDataModule):
         """See :attr:`lightning_fed.data.FederatedDataModule.input_shape`."""
         return self.data.input_shape
 
-    def train_dataloader(self) -> DataLoader[Batch]:
-        """Shuffled batches; epoch ``e`` of a fit has the order of (``order_seed``, ``e``).
-
-        Raises:
-            FederationError: if the Trainer has ``overfit_batches``: it would take examples for batches.
+    def setup(self, stage: str) -> None:
+        """Raises :class:`FederationError` if the Trainer has ``overfit_batches``: it would take examples for batches. Raised while
+        loaders are made, an error would leave Lightning's changes in PyTorch's class.
         """
-        if overfit := getattr(self.trainer, "overfit_batches", 0):
+        if stage == "fit" and (overfit := getattr(self.trainer, "overfit_batches", 0)):
             raise FederationError(
-                f"The Trainer has overfit_batches={overfit}, which would replace the order of a client's "
-                "batches: give it limit_train_batches."
+                f"The Trainer has overfit_batches={overfit}, which would replace the order of a client's batches: give it "
+                "limit_train_batches."
             )
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """Shuffled batches; epoch ``e`` of a fit has the order of (``order_seed``, ``e``)."""
         if self.poisson:
             return self.data.sampled(self.splits[0], self.batch_size, self.order_seed)
         return self.data.shuffled(self.splits[0], self.batch_size, self.order_seed, self.single_example, self.start)
