@@ -53,6 +53,8 @@ def check_config(config: Namespace) -> None:
     for key, value in config.items(branches=True):
         if isinstance(value, Namespace) and "." not in key:
             refuse_nulls(value, key)
+        if key == "model":
+            refuse_untyped(value)
         if isinstance(value, Namespace) and "class_path" in value:
             refuse_base(value, key)
             refuse_settings(value, key)
@@ -92,6 +94,19 @@ def refuse_settings(value: Namespace, key: str) -> None:
         raise FederationError(
             f"{key.replace('.init_args', '')}: {kind.__name__} takes no such settings: {error_text(error)}"
         ) from error
+
+
+def refuse_untyped(value: Namespace) -> None:
+    """Refuse methods that take a backbone without its type: one network would be built and copied for all clients."""
+    try:
+        parameters = parameters_of(pkgutil.resolve_name(str(value.get("class_path"))))
+    except (ImportError, AttributeError, ValueError, TypeError):
+        return
+    if "backbone" in parameters and parameters["backbone"][0].annotation is inspect.Parameter.empty:
+        raise FederationError(
+            f"{value.class_path} takes backbone without a type, so that all clients would start from copies of one network: write "
+            "backbone: Backbones in its __init__, with from lightning_fed.models import Backbones."
+        )
 
 
 def refuse_nulls(value: Any, key: str) -> None:

@@ -39,6 +39,11 @@ trainer: {accelerator: cpu, limit_train_batches: 1}
 M, D = "--model.init_args.", "--data.init_args."
 
 
+class Untyped(FedAvg):
+    def __init__(self, backbone, num_classes=None, **kwargs) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(backbone, num_classes, **kwargs)
+
+
 @pytest.fixture(autouse=True)
 def config() -> None:
     Path("config.yaml").write_text(CONFIG)
@@ -237,6 +242,7 @@ def test_defaults_are_no_nulls() -> None:
         (["--model=FFALoRA", f"{M}backbone=MLP", f"{M}backbone.inputs=3"], ["library, not MLP; known", " TransformerClassifier, "]),
         (["--model=FFALoRA", f"{M}backbone=TransformerLMs", f"{M}backbone.name=x"], ["(did you mean TransformerLM?); known are"]),
         (["--model=FFALoRA", f"{M}backbone=[MLP]"], ["model.backbone: got ['MLP'], expected the name of a class"]),
+        ([f"--model={__name__}.Untyped"], ["Untyped takes backbone without a type", "write backbone: Backbones in its __init__"]),
         (["--model=lightning_fed.data.Digits"], ["model: lightning_fed.data.Digits is no FederatedModule; known are APFL"]),
         (["--config={a: 1, a: 2}"], ["'a' is given twice"]),
         (["--trainer={max_steps: 1, max_steps: 2}"], ["trainer", "'max_steps' is given twice"]),
