@@ -195,7 +195,7 @@ def test_scales_of_the_examples_are_refused(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("\n".join(rows))
     data = CSVFiles(tmp_path / "table.csv", target="sick", task="binary", client="site", standardize="client")
     with pytest.raises(FederationError, match="standardized or imputed by statistics of the examples"):
-        fit(dp(), method=FedAvg(nn.LazyLinear(1), optimizer=sgd), data=data)
+        fit(dp(), method=FedAvg(nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1)), optimizer=sgd), data=data)
 
 
 def test_rows_that_are_no_examples_are_refused() -> None:
