@@ -42,6 +42,7 @@ from lightning_fed.federation.exclusive import only_run
 from lightning_fed.federation.predictions import Row, predictions, refuse_output, write_rows
 from lightning_fed.federation.run import Run
 from lightning_fed.federation.settings import RunSettings, Sampling
+from lightning_fed.formatting import counted
 from lightning_fed.options import AnySeed, ClosedUnitInterval, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 from lightning_fed.privacy import ClientDP
 from lightning_fed.privacy.mechanism import DifferentialPrivacy, Mechanism
@@ -361,6 +362,8 @@ class Federation:
             rows = predictions(run, self.new_trainer)
         with in_one_line(lambda: "Give another output.", Path(output)), naming(Path(output)):
             write_rows(rows, Path(output))
+        of_clients = counted(len({row["client"] for row in rows}), "client")
+        log.info(f"{output}: {counted(len(rows), 'prediction')} of {of_clients}, with the models after round {run.round}.")
         return rows
 
     @lines_shown()
@@ -395,6 +398,9 @@ class Federation:
                 folder = Path(output, str(one)) if client == "all" else Path(output)
                 with in_one_line(lambda: "Give another output.", Path(output)), naming(Path(output)):
                     write(folder, exported, datamodule, facts, merged, format)
+            owner = "each client" if client == "all" else "the server" if client is None else f"client {client}"
+            what = "model" if client is not None or exported.shares_whole_model else "shared part of the model"
+            log.info(f"{output}: {owner}'s {what} after round {run.round}.")
 
     def client_module(self, client: int) -> FederatedModule:
         """A client's model after the last round, with the server's broadcast loaded, for use outside the federation."""

@@ -77,11 +77,14 @@ def test_one_of_python_is_opened_with_its_objects(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_predictions_are_those_that_were_measured(folder: Path, tmp_path: Path, ending: str) -> None:
+def test_predictions_are_those_that_were_measured(
+    folder: Path, tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "out" / f"predictions.{ending}"
     main(["predict", "--config", str(folder / "config.yaml"), "--ckpt_path", str(folder), "--output", str(output)])
     table = pd.read_csv(output) if ending == "csv" else pd.read_parquet(output)
     run = lightning_fed.load_run(folder)
+    assert f"{len(table)} predictions of 3 clients, with the models after round 2.\n" in capsys.readouterr().out
     assert (table["example"].value_counts() == 1).all()
     assert table.groupby("client").size().tolist() == run.clients["test"].tolist()
     right = (table["target"] == table["prediction"]).groupby(table["client"]).mean()

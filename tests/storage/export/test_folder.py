@@ -379,10 +379,11 @@ def test_what_is_not_there_cannot_be_exported() -> None:
         new_federation(1, "runs").export(new_method("FedAvg"), data, "exported", client=3)
 
 
-def test_the_command() -> None:
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--data=Digits", "--data.num_clients=3", "--model=FedAvg", "--model.backbone=CNN5", "--federation.rounds=1"]
     main(["fit", *options, "--federation.progress=false"])
     main(["export", *options, "--output=exported", "--client=1"])
+    assert capsys.readouterr().out.endswith("exported: client 1's model after round 1.\n")
     assert "head.weight" in load_file("exported/model.safetensors")
     assert config_of("exported")["network"] == {
         "class_path": "lightning_fed.models.cnn.CNN5",
