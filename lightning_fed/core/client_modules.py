@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from lightning_fed.data.client_info import ClientInfo
+from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import check_fits
 
@@ -105,6 +106,26 @@ def take_frozen(module: Any, frozen: Mapping[str, nn.Parameter]) -> None:
                 setattr(layer, name, taken[id(parameter)])  # recurrent layers notice setattr
     for name, parameter in own.items():
         parameter.data = frozen[name].data  # for code that holds the parameter without having registered it
+
+
+class UnsavedBuffers:
+    """The buffers of a module's networks that are in no state dict (``persistent=False``), with their values of now.
+
+    Args:
+        module: its own buffers, and each :class:`.BufferDict`, are left out.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        networks = [child for child in module.children() if not isinstance(child, BufferDict)]
+        layers = dict.fromkeys(layer for network in networks for layer in network.modules())
+        unsaved = [(layer, name) for layer in layers for name in sorted(layer._non_persistent_buffers_set)]
+        self._values = [(layer, name, copy.deepcopy(layer._buffers[name])) for layer, name in unsaved]
+
+    def restore(self) -> None:
+        """Give the buffers the values of then, in the precision that they have."""
+        for layer, name, value in self._values:
+            now = layer._buffers[name]
+            layer._buffers[name] = value if value is None else value.to(value if now is None else now, copy=True)
 
 
 def one_per_architecture(module: M, clients: Sequence[ClientInfo]) -> Iterator[tuple[ClientInfo, M]]:

@@ -9,7 +9,7 @@ import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
-from lightning_fed.core.client_modules import ClientModules
+from lightning_fed.core.client_modules import ClientModules, UnsavedBuffers
 from lightning_fed.core.flops import FlopMeter
 from lightning_fed.core.hparams import remedy
 from lightning_fed.core.messages import STAGES, Broadcast, ClientUpdate, Turn, TurnResult
@@ -66,6 +66,7 @@ class Worker:
         self.initial = template.initial_originals() if initial is None else initial
         self.flops = FlopMeter()
         self._modules: dict[Hashable, FederatedModule] = {}
+        self._unsaved: dict[Hashable, UnsavedBuffers] = {}
         self.activity = ""  # what the turn is doing, besides training
 
     def run_turn(self, turn: Turn, private: State | None) -> TurnResult:
@@ -200,8 +201,10 @@ class Worker:
         client = replace(client, model_size=broadcast.model_size)
         architecture = self.template.architecture(client)
         if architecture not in self._modules:
-            self._modules[architecture] = self.clients.of_architecture(client)
+            self._modules[architecture] = module = self.clients.of_architecture(client)
+            self._unsaved[architecture] = UnsavedBuffers(module)
         module = self._modules[architecture]
+        self._unsaved[architecture].restore()
         module.client = client
         module.progress.phase = None  # not that of an earlier turn
         self._load(module, broadcast, private)

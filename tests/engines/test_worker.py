@@ -19,6 +19,8 @@ from tiny import (
     Net,
     NoisyNet,
     Recording,
+    Shuffled,
+    assert_same,
     data_for,
     momentum,
     new_data,
@@ -288,6 +290,27 @@ def test_a_module_of_ones_own_does_not_notice_later_turns() -> None:
     assert same(worker.load(turn.client, turn.broadcast, private).state_dict(), before)
     assert_a_function(worker, engine.taken)
     assert same(module.state_dict(), before)
+
+
+class Counting(Net):
+    """Its outputs depend on how often it has been trained, which no state dict has."""
+
+    def __init__(self, num_classes: int = CLASSES) -> None:
+        super().__init__(num_classes)
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+        self.register_buffer("first", None, persistent=False)
+
+    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
+        self.calls += self.training
+        self.first = x.mean() if self.first is None else self.first
+        return super().encode(x, cut) * (1 + self.calls + self.first)
+
+
+def test_what_a_network_does_not_save_begins_each_turn_anew() -> None:
+    plain, other = (
+        fit(FedAvg(Counting, CLASSES, optimizer=momentum), rounds=2, engine=engine) for engine in (InProcess(), Shuffled())
+    )
+    assert_same(other, plain)
 
 
 # ------------------------------------------------------------------------------------------------------------------ phases
