@@ -8,9 +8,11 @@ import torch
 from torch import nn
 
 from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import check_fits
+
+ADDED = "lightning_fed.nn."
+"""Home of the layers that methods add to networks."""
 
 M = TypeVar("M", bound=Any)
 """A :class:`.FederatedModule`."""
@@ -112,12 +114,11 @@ class UnsavedBuffers:
     """The buffers of a module's networks that are in no state dict (``persistent=False``), with their values of now.
 
     Args:
-        module: its own buffers, and each :class:`.BufferDict`, are left out.
+        module: its own buffers, and those of what methods add to networks (``lightning_fed.nn``), are left out: methods set them.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        networks = [child for child in module.children() if not isinstance(child, BufferDict)]
-        layers = dict.fromkeys(layer for network in networks for layer in network.modules())
+        layers = [layer for layer in module.modules() if layer is not module and not type(layer).__module__.startswith(ADDED)]
         unsaved = [(layer, name) for layer in layers for name in sorted(layer._non_persistent_buffers_set)]
         self._values = [(layer, name, copy.deepcopy(layer._buffers[name])) for layer, name in unsaved]
 

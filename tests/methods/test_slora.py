@@ -128,6 +128,14 @@ def test_masks_follow_the_server() -> None:
             assert torch.equal(weight, expected)
 
 
+def test_the_mask_is_the_seeds_in_every_turn_of_a_worker() -> None:
+    federation = fit(1)
+    masks = draw_masks(federation.run.model.shapes, 0.25, federation.run.server.state[MASK_SEED])
+    for client in federation.run.clients:
+        module = federation.run.local.load(client, stage(federation, 1), None)
+        assert same({name: module._parametrization(name).entries for name in masks}, masks)
+
+
 # ------------------------------------------------------------------------------------------------------- the sparse stage
 
 
