@@ -424,9 +424,14 @@ class Federation:
         engine: Engine | None = None,
     ) -> Iterator[Run]:
         """A run, new, continued or opened for reading; its engine is by default the federation's."""
-        for name, given, kind in (("model", model, FederatedModule), ("datamodule", datamodule, FederatedDataModule)):
+        for name, given, kind, such in (
+            ("model", model, FederatedModule, "FedAvg(backbone)"),
+            ("datamodule", datamodule, FederatedDataModule, "InMemory(inputs, labels)"),
+        ):
             if not isinstance(given, kind):
-                raise FederationError(f"{name} is {_called(given)}, expected an object of a subclass of {kind.__name__}.")
+                raise FederationError(
+                    f"{name} is {_called(given)}, expected an object of a subclass of {kind.__name__}, such as {such}."
+                )
         with ExitStack() as stack, self._surroundings(), stopped_by_signals():
             model, seen_before = self._started(model, datamodule)
             made: list[Path] = []

@@ -103,7 +103,7 @@ def test_patience_needs_something_to_go_by() -> None:
         (
             GOOD(),
             L.LightningDataModule(),
-            "datamodule is a LightningDataModule, expected an object of a subclass of Federated",
+            r"is a LightningDataModule, expected an object of a subclass of FederatedDataModule, such as InMemory\(inputs, labels",
         ),
     ],
 )
