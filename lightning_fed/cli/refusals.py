@@ -126,8 +126,8 @@ def shorten(message: str, options: Collection[str] = (), verb: str = "fit") -> s
     found = [key for key, _ in groupby(re.findall(r'Parser key "([^"]+)":', message))]
     keys = [key for place, key in enumerate(found) if key not in found[:place]]
     lines = list(dict.fromkeys(map(_plain, message.splitlines())))
-    told = [line for line in lines if line and not line.startswith(_NOISE)]
-    text = "; ".join([line for line in told if not line.startswith("Dict must include a class_path")] or told)
+    errors = [line for line in lines if line and not line.startswith(_NOISE)]
+    text = "; ".join([line for line in errors if not line.startswith("Dict must include a class_path")] or errors)
     text = _in_words(text or _expected(message, lines) or " ".join(message.split()), _given(message))
     text = _with_names(text, message, keys, options, verb)
     text = re.sub(rf"(\S{{{LONGEST}}})\S+", r"\1…", text)

@@ -104,8 +104,14 @@ def save_merged(folder: Path, network: Network, clean: Network, weights: State) 
         save_silently(base, folder, state)
         return
     folder.mkdir(parents=True, exist_ok=True)
-    state = {name: tensor.clone() for name, tensor in state.items()}  # the library refuses tied weights
-    (folder / "model.safetensors").write_bytes(safetensors.torch.save(state, metadata={"format": "pt"}))
+    write_tensors(folder / "model.safetensors", state)
+
+
+def write_tensors(path: Path, tensors: State) -> None:
+    """Write a safetensors file. Tied tensors are copied for each of their names, as the library refuses shared memory."""
+    own = {name: tensor.clone() for name, tensor in tensors.items()}
+    # save_file would make a file that only its owner can read.
+    path.write_bytes(safetensors.torch.save(own, metadata={"format": "pt"}))
 
 
 def save_silently(network: Any, folder: Path, state: State) -> None:

@@ -3,12 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.errors import FederationError
 from lightning_fed.models import Transformer, Wrapped
-from lightning_fed.models.adapter_files import save_silently
+from lightning_fed.models.adapter_files import save_silently, write_tensors
 from lightning_fed.models.factory import NETWORK
 from lightning_fed.tensors import State
 
@@ -46,9 +44,7 @@ def write_safetensors(folder: Path, module: FederatedModule, private: bool = Tru
     if "model" in parts and whole and (library := _of_transformers(module)) is not None:
         save_silently(library, folder, {k.removeprefix(NETWORK): v for k, v in parts.pop("model").items()})
     for part, tensors in parts.items():
-        own = {name: tensor.clone() for name, tensor in tensors.items()}  # tied weights have each name, which the library refuses
-        # save_file would make a file that only its owner can read.
-        (folder / f"{part}.safetensors").write_bytes(safetensors.torch.save(own, metadata={"format": "pt"}))
+        write_tensors(folder / f"{part}.safetensors", tensors)
 
 
 def _of_transformers(module: FederatedModule) -> Any:
