@@ -82,12 +82,12 @@ def run_folder_of(path: Path) -> Path:
     Raises:
         FederationError: if there is none.
     """
-    if path.absolute().parent.name == "checkpoints" and path.is_dir():
-        return path.absolute().parent.parent
+    if (path / "checkpoints").is_dir():  # first: the folder of runs may be called checkpoints, too
+        return path
     if path.name == "best" and (path.parent / "checkpoints").is_dir():
         return path.parent
-    if (path / "checkpoints").is_dir():
-        return path
+    if path.absolute().parent.name == "checkpoints" and path.is_dir():
+        return path.absolute().parent.parent
     raise FederationError(
         f"No checkpoint at {path}: give the folder of a run (…/version_0), of one checkpoint "
         "(…/version_0/checkpoints/round_000010), of a run and 'best' (…/version_0/best), 'last' or 'best'."

@@ -40,6 +40,13 @@ def test_a_run_folder_is_a_checkpoint_too(monkeypatch: pytest.MonkeyPatch) -> No
         assert fit("PFedLoRA", rounds, "runs", ckpt_path).run.round == rounds
 
 
+def test_the_folder_of_runs_may_have_the_name_of_checkpoints() -> None:
+    fit("FedAvg", 1, "checkpoints")
+    for rounds, ckpt_path in ((2, "last"), (3, "checkpoints/version_0")):
+        continued = fit("FedAvg", rounds, "checkpoints", ckpt_path).run
+        assert (continued.round, continued.folder) == (rounds, Path("checkpoints/version_0"))
+
+
 def test_last_is_the_newest_run() -> None:
     fit("FedAvg", 1, "runs")
     fit("FedAvg", 2, "runs")
