@@ -1,7 +1,6 @@
 """The verb ``runs``: a list of runs with their sizes on disk, from files any of which may be damaged."""
 
 import csv
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -13,6 +12,7 @@ from lightning_fed.cli.options import Options, say
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.settings import flat, read_json, read_yaml
 from lightning_fed.formatting import sized
+from lightning_fed.system.folders import walked
 
 TEXT = "List runs: method, seed, rounds, monitor, size on disk, folder. Runs are neither loaded nor changed."
 UNKNOWN = "?"
@@ -29,7 +29,7 @@ def parser() -> Options:
 def run(args: Sequence[str]) -> None:
     """Run the verb."""
     folders = parser().parse_args(args[1:]).folders
-    found = [PlayedRun(path) for folder in folders for path in run_folders(folder)]
+    found = list(map(PlayedRun, run_folders(folders)))
     if not found:
         raise FederationError(f"No run below {', '.join(map(str, folders))}: give folders that have some.")
     say(lines(found))
@@ -72,10 +72,10 @@ class PlayedRun:
     def size(self) -> int:
         """Bytes of all its files; a run deletes its earlier checkpoints meanwhile."""
         size = 0
-        for folder, _, names in os.walk(self.path):
+        for folder, names in walked([self.path]):
             for name in names:
                 with suppress(FileNotFoundError):
-                    size += Path(folder, name).lstat().st_size
+                    size += (folder / name).lstat().st_size
         return size
 
     @property
@@ -89,10 +89,10 @@ class PlayedRun:
         return printable(facts.get("method")), whole(facts.get("seed")), rounds, measured(column, value), sized(self.size)
 
 
-def run_folders(folder: Path) -> list[Path]:
-    """All folders of runs at or below a folder, in order."""
+def run_folders(folders: Iterable[Path]) -> list[Path]:
+    """All folders of runs at or below some folders, in order."""
     written = {"run.json", "metrics.csv", "config.yaml"}
-    found = (Path(path) for path, _, files in os.walk(folder) if written & set(files))
+    found = (path for path, files in walked(folders) if written & files)
     return sorted((path for path in found if re.fullmatch(r"version_\d+", path.name)), key=_place)
 
 

@@ -1,1 +1,1 @@
-"""What a process has of its operating system: locks, signals, and the terminal, which messages go to."""
+"""What a process has of its operating system: folders, locks, signals, and the terminal, which messages go to."""

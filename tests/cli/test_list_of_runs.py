@@ -102,7 +102,7 @@ def test_a_checkpoint_that_disappears_while_it_is_looked_for(monkeypatch: pytest
 
     (checkpoint := run / "checkpoints" / "round_1").mkdir(parents=True)
     monkeypatch.setattr(os, "scandir", Late)
-    assert run_folders(Path("runs")) == [run]
+    assert run_folders([Path("runs")]) == [run]
     checkpoint.mkdir()
     assert len(load_runs("runs")) == 1
     checkpoint.mkdir()

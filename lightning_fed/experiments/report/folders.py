@@ -1,6 +1,5 @@
 """Folders of runs: finding them, their names in a comparison, and whether they can be compared."""
 
-import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from lightning_fed.experiments.sweep.plan import Cell, Sweep
 from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, plain, within
 from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.experiments.sweep.tuning import chosen, trials
+from lightning_fed.system.folders import walked
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.])")
 """A number in a name."""
@@ -98,7 +98,7 @@ def run_folders(folders: Iterable[Path | str], vary: Collection[str] = ()) -> li
     """
     vary = [plain(key) for key in vary]
     sweeps: dict[Path, Played] = {}
-    found = [_labelled(path, vary, sweeps) for folder in folders for path in _with_tables(Path(folder))]
+    found = [_labelled(path, vary, sweeps) for path in _with_tables(map(Path, folders))]
     runs = [run for run in found if run is not None]
     if not runs:
         why = ": give folders with metrics.csv and config.yaml in them"
@@ -115,9 +115,9 @@ def run_folders(folders: Iterable[Path | str], vary: Collection[str] = ()) -> li
     return _without_equal_partitions(sorted(runs, key=_place))
 
 
-def _with_tables(folder: Path) -> list[Path]:
-    """Folders of runs; for a sweep's cell the newest. Folders may disappear meanwhile: a run deletes its earlier checkpoints."""
-    found = sorted(Path(path) for path, _, files in os.walk(folder) if {"metrics.csv", "config.yaml"} <= set(files))
+def _with_tables(folders: Iterable[Path]) -> list[Path]:
+    """Folders of runs; for a sweep's cell the newest."""
+    found = sorted(path for path, files in walked(folders) if {"metrics.csv", "config.yaml"} <= files)
     cells: dict[Path, list[Path]] = {}
     for path in found:
         in_cell = (path.parent / "cell.json").is_file()

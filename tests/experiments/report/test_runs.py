@@ -84,6 +84,16 @@ def test_rows_stand_in_the_order_of_the_sweep_wherever_it_lies() -> None:
     assert len(load_runs("elsewhere/FedAvg")) == 2
 
 
+def test_runs_behind_links_count_once() -> None:
+    write_sweep(Path("sweep"), {"Standalone": [0.7, 0.7], "FedAvg": [0.8, 0.6]})
+    whole = load_runs("sweep")
+    shutil.move("sweep/FedAvg", "another_disk")
+    for link, to in (("FedAvg", "../another_disk"), ("round", "."), ("again", "Standalone")):
+        Path("sweep", link).symlink_to(to)
+    assert load_runs("sweep").equals(whole)
+    assert load_runs("sweep/FedAvg", "sweep", "sweep").equals(whole)
+
+
 def test_settings_stand_in_the_order_of_the_sweep_or_of_their_numbers() -> None:
     sweep = write_sweep(Path("sweep"), {"FedAvg": [0.5]}, grid={"model.mu": [1, 0.5, 10]})
     for mu in (10, 1, 0.5):

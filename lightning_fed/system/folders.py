@@ -1,0 +1,22 @@
+"""Folders of the file system."""
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+
+def walked(folders: Iterable[Path]) -> Iterator[tuple[Path, set[str]]]:
+    """All folders at or below some folders, with the names of their files. Links are followed, last, so that a folder has its own
+    name if it can; each folder comes once. Folders may disappear meanwhile: a run deletes its earlier checkpoints.
+    """
+    due, seen = deque(folders), set[Path]()
+    while due:
+        for place, below, files in os.walk(due.popleft()):
+            path = Path(place)
+            if (real := path.resolve()) in seen:
+                below.clear()
+                continue
+            seen.add(real)
+            due += [path / name for name in below if (path / name).is_symlink()]
+            yield path, set(files)
