@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_fed.errors import FederationError
 from lightning_fed.formatting import shown
@@ -44,6 +44,14 @@ def unpack_bits(packed: Tensor, count: int) -> Tensor:
         Booleans ``(count,)``.
     """
     return torch.from_numpy(np.unpackbits(packed.numpy(force=True), count=count)).bool()
+
+
+def second_names(module: nn.Module) -> dict[str, str]:
+    """Names in a state dict of tensors that have an earlier one there (tied weights, repeated layers), which is given."""
+    first: dict[int, str] = {}
+    tensors = {name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
+    earlier = {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
+    return {name: other for name, other in earlier.items() if name != other}
 
 
 def check_fits(state: State, expected: State, what: str) -> None:

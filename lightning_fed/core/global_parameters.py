@@ -61,8 +61,3 @@ class KeepsGlobalParameters(FederatedModule):
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(now[name])
-
-    def server_parameters(self) -> dict[str, nn.Parameter]:
-        """The shared trainable parameters as a server has them: a tied parameter appears under each of its names."""
-        shared = self._shared - self.frozen_names
-        return {name: parameter for name, parameter in self.named_parameters(remove_duplicate=False) if name in shared}

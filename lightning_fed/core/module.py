@@ -29,7 +29,7 @@ from lightning_fed.nn.learn_in_float32 import learn_in_float32
 from lightning_fed.nn.server_optimizers import ServerOptimizer
 from lightning_fed.options import NonNegativeInt, PositiveFloat, PositiveInt
 from lightning_fed.tasks.task import Loss, Metrics, TaskName
-from lightning_fed.tensors import State
+from lightning_fed.tensors import State, second_names
 
 log = logging.getLogger(__name__)
 
@@ -152,6 +152,7 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         super()._begin()
         self.frozen_names: frozenset[str] = frozenset()
         self._shared = self._private = self._statistics = self._payload = self.given_attributes = self.frozen_names
+        self._second_names: dict[str, str] = {}
         self._keeps_moments: bool | None = None  # not asked yet
         self.is_built = False
         self.answers = Answers()
@@ -251,8 +252,9 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         learn_in_float32(self)  # what a method has added
         self.make_metrics()
         self.frozen_names = self.find_frozen()
-        self._shared, self._private = frozenset(self.shared_names()), frozenset(self.private_names())
-        self._statistics, self._payload = frozenset(self.recomputed_buffers()), frozenset(self.payload())
+        self._second_names, self._payload = second_names(self), frozenset(self.payload())
+        self._shared, self._statistics = self.first_names(self.shared_names()), self.first_names(self.recomputed_buffers())
+        self._private = self.first_names(self.private_names()) - self._shared
         if clash := sorted(self._payload & self.state_dict().keys()):
             raise FederationError(
                 f"The payload of {type(self).__name__} names {clash[0]!r}, which is in the state dict: rename it."

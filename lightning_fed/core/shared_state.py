@@ -1,6 +1,6 @@
 """Which part of a client's module is shared with the server and which part is private."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import lightning as L
 from torch import Tensor
@@ -15,7 +15,8 @@ class SharedStateMixin(L.LightningModule):
     """A LightningModule whose state dict has a shared part, a private part and statistics that are recomputed over all clients.
 
     A payload, which is not in the state dict, may be sent along with the shared part. All states that are returned are copies on
-    the CPU.
+    the CPU. A tensor that the state dict has under several names (tied weights) is sent, averaged and stored once, under the first
+    one; it is shared if one of its names is.
     """
 
     dynamic_payload = False
@@ -31,6 +32,7 @@ class SharedStateMixin(L.LightningModule):
     _private: frozenset[str]
     _statistics: frozenset[str]
     _payload: frozenset[str]
+    _second_names: dict[str, str]
     _keeps_moments: bool | None
 
     def shared_names(self) -> set[str]:
@@ -73,13 +75,14 @@ class SharedStateMixin(L.LightningModule):
     def load_initial(self, shared: State) -> None:
         """Copy the entries of :meth:`initialized_from` from the shared state."""
         if copies := self.initialized_from():
-            self.load_state_dict({name: shared[original] for name, original in copies.items()}, strict=False)
+            firsts = {name: self._second_names.get(original, original) for name, original in copies.items()}
+            self.load_state_dict({name: shared[first] for name, first in firsts.items()}, strict=False)
 
     def initial_originals(self) -> State:
         """The originals of :meth:`initialized_from` before the first round, from which new clients start. Empty: a new client
         starts from the first broadcast that it receives.
         """
-        if not (originals := set(self.initialized_from().values())):
+        if not (originals := self.first_names(self.initialized_from().values())):
             return {}
         return {name: tensor for name, tensor in self.update_state().items() if name in originals}
 
@@ -154,6 +157,10 @@ class SharedStateMixin(L.LightningModule):
         """Whether there are statistics to recompute before an evaluation."""
         return bool(self._statistics)
 
+    def first_names(self, names: Iterable[str]) -> frozenset[str]:
+        """The first name in the state dict of each of these entries."""
+        return frozenset(self._second_names.get(name, name) for name in names)
+
     def _state(self, names: frozenset[str]) -> State:
         return {name: t.detach().to("cpu", copy=True) for name, t in self.state_dict().items() if name in names}
 
@@ -178,4 +185,5 @@ class SharedStateMixin(L.LightningModule):
                 nothing is private.
         """
         whole = private or self.shares_whole_model
-        return {name: tensor for name, tensor in self.state_dict().items() if whole or name in self._shared}
+        shared = self._shared | {name for name, first in self._second_names.items() if first in self._shared}
+        return {name: tensor for name, tensor in self.state_dict().items() if whole or name in shared}

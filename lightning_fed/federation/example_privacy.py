@@ -90,8 +90,12 @@ def refuse_what_tells_of_examples(model: FederatedModule, data: FederatedDataMod
     """
     kind, given = type(model), f"{type(model).__name__} got privacy of examples, but"
     require(
-        not model.has_own_gradients and kind.client_step is FederatedModule.client_step and model.accumulate == 1,
-        f"{given} its training step is not a plain gradient step: leave accumulate out, or {CHOOSE}",
+        not model.has_own_gradients and kind.client_step is FederatedModule.client_step,
+        f"{given} its training step is not a plain gradient step: {CHOOSE}",
+    )
+    require(
+        model.accumulate == 1,
+        f"{given} accumulate is {model.accumulate}, and a step's noise is that of one batch: leave accumulate out.",
     )
     require(
         kind.payload is SharedStateMixin.payload and kind.update_state is SharedStateMixin.update_state,

@@ -39,25 +39,12 @@ def aggregate_robustly(server: Server, model: FederatedModule, rule: Aggregation
         f"{type(rule).__name__} needs {rule.least} updates, and a round has {cohort_size} clients: draw larger cohorts, or give a "
         "rule that needs fewer.",
     )
-    buffers, twins = model.buffer_names(), second_names(model, server.state)
-
-    def once(state: State) -> State:
-        return {name: tensor for name, tensor in state.items() if name not in twins}
+    buffers = model.buffer_names()
 
     def combine(updates: Iterable[tuple[State, float]], state: State) -> State:
-        own = ((once(update), weight) for update, weight in updates)
-        combined = rule.combine(own, once(state), server.round_state, buffers)
-        return combined | {name: combined[first].clone() for name, first in twins.items() if combined}
+        return rule.combine(updates, state, server.round_state, buffers)
 
     server.combine = combine
-
-
-def second_names(model: FederatedModule, state: State) -> dict[str, str]:
-    """Names in a state of tensors that have an earlier one there, which is given: a distance must not count them twice."""
-    first: dict[int, str] = {}
-    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    names = {name: first.setdefault(id(tensor), name) for name, tensor in tensors if name in state}
-    return {name: other for name, other in names.items() if name != other}
 
 
 def check_attack(server: Server, model: FederatedModule, attack: Attack) -> None:
@@ -96,12 +83,6 @@ def hide_clients(server: Server, model: FederatedModule, mechanism: GaussianMech
         not exposed,
         f"{given} clients send {next(iter(exposed), '')!r}, a statistic with units of its own: privacy needs a network without "
         "batch norm in what travels (norm: group of ResNets), or FedBN.",
-    )
-    twins = second_names(model, server.state)
-    require(
-        not twins,
-        f"{given} {' and '.join(next(iter(twins.items()), ()))} of its network are one weight, which would get noise under each "
-        "name: use a network that does not tie them, or adapters.",
     )
     server.privacy, server.combine, server.weighting = mechanism, mechanism.combine, "uniform"
 

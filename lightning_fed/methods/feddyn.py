@@ -71,7 +71,7 @@ class FedDyn(WholeServerModule, KeepsGlobalParameters):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """A server that averages models with equal weights and takes the step by :math:`h`."""
-        update = DynamicUpdate(dict(self.server_parameters()), sum(client.takes_part for client in clients), self.alpha)
+        update = DynamicUpdate(self.remembered(), sum(client.takes_part for client in clients), self.alpha)
         return Server(self.update_state(), "uniform", holds_model=True, update=update)  # h is a mean of gradients
 
 

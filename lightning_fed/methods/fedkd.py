@@ -17,6 +17,7 @@ from lightning_fed.nn import BufferDict, divergence
 from lightning_fed.nn.energy import compressed, compressed_shapes, restored
 from lightning_fed.nn.joint_optimizer import Share
 from lightning_fed.options import ClosedUnitInterval, NonNegativeFloat, PositiveInt
+from lightning_fed.tensors import second_names
 
 MENTEE, CHANGE = "mentee/", "change/"
 """What names on the wire begin with: of the whole mentee, and of what has changed in it."""
@@ -95,8 +96,8 @@ class FedKD(MutualLearningModule):
         self.projection: nn.Linear | None = None
         if self.hidden > 0:
             self.projection = nn.Linear(self.shared.head.in_features, self.backbone.head.in_features, bias=False)
-        frozen = self.find_frozen()
-        mentee = {name: tensor for name, tensor in self.shared.state_dict().items() if f"{SHARED}{name}" not in frozen}
+        left_out = self.find_frozen() | second_names(self).keys()
+        mentee = {name: tensor for name, tensor in self.shared.state_dict().items() if f"{SHARED}{name}" not in left_out}
         self.before = BufferDict(mentee, persistent=False)  # the mentee at the start of the turn
 
     def learned(self) -> State:

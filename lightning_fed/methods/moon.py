@@ -14,6 +14,7 @@ from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.nn.evaluating import evaluating
 from lightning_fed.nn.losses import FunctionOf, call_with
 from lightning_fed.options import NonNegativeFloat, PositiveFloat, PositiveInt
+from lightning_fed.tensors import second_names
 
 
 class MOON(WholeServerModule, KeepsGlobalParameters):
@@ -62,8 +63,8 @@ class MOON(WholeServerModule, KeepsGlobalParameters):
     def build(self) -> None:
         """Build the network and a copy for the last one."""
         super().build()
-        frozen, network = self.find_frozen(), _of_the_network(self.state_dict())
-        self.previous = BufferDict({name: tensor for name, tensor in network.items() if name not in frozen})
+        left_out, network = self.find_frozen() | second_names(self).keys(), _of_the_network(self.state_dict())
+        self.previous = BufferDict({name: tensor for name, tensor in network.items() if name not in left_out})
 
     def initialized_from(self) -> dict[str, str]:
         """The last model starts as the first received one."""

@@ -123,7 +123,7 @@ class SCAFFOLD(WholeServerModule, KeepsGlobalParameters):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """A server that averages models with equal weights and adds up control variates."""
-        update = ScaffoldUpdate(sum(client.takes_part for client in clients), self.server_lr, self.server_parameters().keys())
+        update = ScaffoldUpdate(sum(client.takes_part for client in clients), self.server_lr, self.remembered().keys())
         return Server(self.update_state(), self.weighting, holds_model=True, update=update)
 
 

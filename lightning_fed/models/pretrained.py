@@ -15,7 +15,7 @@ from lightning_fed.models.language_model import TransformerLM
 from lightning_fed.models.question_answering import TransformerQA
 from lightning_fed.models.transformer import Transformer, TransformerClassifier
 from lightning_fed.models.vision_transformer import VisionTransformer
-from lightning_fed.tensors import check_finite, check_fits
+from lightning_fed.tensors import check_finite, check_fits, second_names
 
 
 def backbone_of(given: Any, num_classes: int, **settings: Any) -> Backbone:
@@ -62,8 +62,9 @@ def with_weights(network: Any, weights: Mapping[str, Tensor], what: str) -> Any:
         FederationError: if tensors are missing, superfluous or of another shape.
     """
     prefix = NETWORK if isinstance(network, Wrapped | Transformer) else ""
-    own = {name.removeprefix(prefix): tensor for name, tensor in network.state_dict().items()}
-    given = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
+    twice = second_names(network)
+    own = {name.removeprefix(prefix): tensor for name, tensor in network.state_dict().items() if name not in twice}
+    given = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name not in twice}
     if prefix and given.keys() != own.keys() and hasattr(network.network, "save_pretrained"):
         given = _from_a_file(network.network, given)
     try:

@@ -54,12 +54,6 @@ def fit(privacy: ClientDP | None, rounds: int = 3, method: Any = None, **options
     return federation
 
 
-def tied(num_classes: int) -> Net:
-    network = Net(num_classes, hidden=6)
-    network.fc1.bias = network.fc2.bias
-    return network
-
-
 def test_without_noise_and_clipping_it_is_the_uniform_mean() -> None:
     private, plain = (new_federation(2, privacy=privacy) for privacy in (dp(clip=1e9, noise_multiplier=0.0), None))
     for federation in (private, plain):
@@ -205,7 +199,6 @@ def test_a_line_says_what_to_expect(capsys: pytest.CaptureFixture[str]) -> None:
         ({"sampling": "fixed", "participation": 0.5}, "of 2 of 4 clients, for which ε is not known: set sampling to poisson"),
         ({"privacy": dp(delta=0.3)}, r"privacy.delta is 0.3 with 4 clients: give less than 1/4"),
         ({"method": FedAvg(NoisyNet, CLASSES, momentum)}, "a statistic with units of its own: .*norm: group"),
-        ({"method": FedAvg(tied, CLASSES, momentum)}, "fc2.bias and backbone.fc1.bias of its network are one weight"),
         ({"aggregation": Median()}, "its server is more than a mean"),
         ({"method": new_method("Standalone")}, "its clients send nothing: there is nothing to protect"),
         ({"method": new_method("Cyclic"), "sampling": "fixed", "participation": 1.0}, "chooses the participants itself"),

@@ -1,11 +1,12 @@
 """Methods whose clients or servers go by the names of parameters, on a network in which one has two."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, new_data, sgd
+from tiny import CLASSES, Net, new_data, same, sgd
 from tiny_rounds import fit, two_classes_each
 from torch import Tensor, nn
 
@@ -20,6 +21,7 @@ from lightning_fed.methods import (
     FedBN,
     FedDecomp,
     FedDyn,
+    FedKD,
     FedNova,
     FedPer,
     FedRep,
@@ -29,6 +31,7 @@ from lightning_fed.methods import (
     SplitMix,
 )
 from lightning_fed.nn import running_statistics
+from lightning_fed.privacy import ClientDP
 
 
 class Tied(Net):
@@ -40,23 +43,52 @@ class Tied(Net):
         self.head.weight = self.fc2.weight
 
 
-@pytest.mark.parametrize("method", [APFL, FedALA, FedDyn, FedNova, MOON, partial(SCAFFOLD, server_lr=0.5)])
-def test_a_tied_weight_is_one_under_both_of_its_names(method: Any) -> None:
+@pytest.mark.parametrize("method", [APFL, FedALA, FedDyn, FedKD, FedNova, MOON, partial(SCAFFOLD, server_lr=0.5)])
+def test_a_tied_weight_travels_once_and_is_one_under_both_of_its_names(method: Any) -> None:
     """With clients of different size, so that equal and unequal weights differ."""
     federation = fit(method(Tied, CLASSES, optimizer=sgd), new_data(3, 120, batch_size=8), rounds=2)
-    server = federation.run.server.state_dict()
-    assert torch.equal(server["backbone.fc2.weight"], server["backbone.head.weight"])
-    exported = federation.client_module(0).export_state()
-    assert torch.equal(exported["backbone.fc2.weight"], exported["backbone.head.weight"])
+    sent = [name for name in federation.run.server.state_dict() if name.endswith(("fc2.weight", "head.weight"))]
+    assert sent
+    assert all(name.endswith("fc2.weight") for name in sent)
+    for private in (True, False):
+        exported = federation.client_module(0).export_state(private)
+        heads = [name for name in exported if name.endswith("head.weight")]
+        assert heads
+        assert all(torch.equal(exported[name], exported[name.replace("head", "fc2")]) for name in heads)
 
 
 @pytest.mark.parametrize("method", [FedPer, FedRep, LGFedAvg, FedBABU])
 def test_what_is_tied_to_the_head_goes_with_it(method: Any) -> None:
     """The head of FedPer would be sent under its other name, and come back as the mean."""
     module = fit(method(Tied, CLASSES, optimizer=sgd), new_data(2, 80), rounds=1).client_module(0)
-    both = {"backbone.fc2.weight", "backbone.head.weight"}
-    assert len(module.shared_names() & both) == (2 if method is LGFedAvg else 0)
-    assert len(module.private_names() & both) == (2 if method in (FedPer, FedRep) else 0)
+    assert ("backbone.fc2.weight" in module.shared_state()) == (method is LGFedAvg)
+    assert ("backbone.fc2.weight" in module.private_state()) == (method in (FedPer, FedRep))
+    assert "backbone.head.weight" not in module.shared_state() | module.private_state()
+
+
+class SharesTheHead(FedAvg):
+    """Goes by names, of which a tied weight has two."""
+
+    def shared_names(self) -> set[str]:
+        return {name for name in super().shared_names() if name.startswith("backbone.head.")}
+
+
+def test_a_weight_is_shared_if_one_of_its_names_is() -> None:
+    module = fit(SharesTheHead(Tied, CLASSES, optimizer=sgd), new_data(2, 80), rounds=1).client_module(0)
+    assert module.shared_state().keys() == {"backbone.fc2.weight", "backbone.head.bias"}
+    assert module.private_state().keys() == {"backbone.fc1.weight", "backbone.fc1.bias", "backbone.fc2.bias"}
+    assert module.export_state(private=False).keys() == {*module.shared_state(), "backbone.head.weight"}
+
+
+@pytest.mark.parametrize("options", [{}, {"privacy": ClientDP(clip=0.2, delta=0.1, noise_multiplier=0.0)}])
+def test_a_run_continues_and_another_starts_from_a_tied_network(options: dict[str, Any], tmp_path: Path) -> None:
+    """Under client-level privacy, too."""
+    whole = fit(FedAvg(Tied, CLASSES, optimizer=sgd), new_data(3, 120), rounds=2, **options)
+    for rounds in (1, 2):
+        run = fit(FedAvg(Tied, CLASSES, optimizer=sgd), new_data(3, 120), rounds=rounds, run_dir=tmp_path, **options).run
+    assert same(run.server.state_dict(), whole.run.server.state_dict())
+    next_one = fit(FedAvg(Tied, CLASSES, epochs=0), new_data(3, 120), init_from=run.folder)
+    assert same(next_one.run.server.state_dict(), run.server.state_dict())
 
 
 def test_what_is_tied_to_the_last_layers_belongs_to_them() -> None:
@@ -66,8 +98,10 @@ def test_what_is_tied_to_the_last_layers_belongs_to_them() -> None:
 
 
 def test_rows_of_a_tied_head_are_averaged_over_the_clients_that_have_the_class() -> None:
-    server = fit(SplitMix(Tied, CLASSES, bases=1, budgets=[1]), two_classes_each()).run.server.state_dict()
-    assert torch.equal(server["bases.0.fc2.weight"], server["bases.0.head.weight"])
+    federation = fit(SplitMix(Tied, CLASSES, bases=1, budgets=[1]), two_classes_each())
+    assert "bases.0.head.weight" not in federation.run.server.state_dict()
+    network = federation.client_module(0).state_dict()
+    assert torch.equal(network["bases.0.fc2.weight"], network["bases.0.head.weight"])
 
 
 class Looped(Net):
