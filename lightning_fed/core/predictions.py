@@ -9,6 +9,7 @@ from torchmetrics import MetricCollection
 from lightning_fed.errors import FederationError
 from lightning_fed.models import Transformer
 from lightning_fed.models.answers import Answers
+from lightning_fed.tasks.metrics import WideMetrics
 from lightning_fed.tasks.task import TASKS, Loss, Metrics, Task, TaskName
 
 TARGET_NAMES = {"labels", "start_positions"}
@@ -136,7 +137,9 @@ class PredictionMixin(L.LightningModule):
     def make_metrics(self) -> None:
         """Create the metrics of validation and test data, once the networks are built."""
         metrics = self.configure_metrics()
-        self.val_metrics, self.test_metrics = metrics.clone(prefix="val/"), metrics.clone(prefix="test/")
+        self.val_metrics, self.test_metrics = (
+            WideMetrics(metrics.clone(), prefix=prefix, compute_groups=False) for prefix in ("val/", "test/")
+        )
         self.monitor = self.choose_monitor()
 
     @property

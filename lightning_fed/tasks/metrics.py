@@ -1,12 +1,27 @@
 """Metrics that torchmetrics defines differently from the benchmarks, or for which it gives one value per output."""
 
 import warnings
+from collections.abc import Callable
+from typing import Self
 
 import torch
 import torchmetrics as tm
 from torch import Tensor
 from torchmetrics.classification import BinaryAUROC, MulticlassConfusionMatrix
 from torchmetrics.utilities.data import dim_zero_cat
+
+
+class WideMetrics(tm.MetricCollection):
+    """Metrics that stay as they are if their module is converted to half precision, as by a Trainer's ``bf16-true``: a sum of 1,000
+    in bfloat16 does not grow by 1.
+    """
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        def without_narrowing(tensor: Tensor) -> Tensor:
+            converted = fn(tensor)
+            return converted.to(torch.promote_types(converted.dtype, tensor.dtype))
+
+        return super()._apply(without_narrowing, recurse)
 
 
 class F1(MulticlassConfusionMatrix):

@@ -10,6 +10,7 @@ from sklearn.metrics import f1_score, matthews_corrcoef, r2_score, roc_auc_score
 from tiny import new_trainer
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fed.data import IID, InMemory
 from lightning_fed.data.batches import INPUT, TARGETS
@@ -90,6 +91,17 @@ def test_metrics_of_half_precision_are_computed_in_single() -> None:
     expected = mse_loss(outputs[:, 0].float(), targets)
     assert error.compute().item() == pytest.approx(expected.sqrt().item())
     assert task.criterion(outputs, targets).item() == pytest.approx(expected.item())
+
+
+def test_sums_stay_in_single_precision_in_a_half_precision_module() -> None:
+    """In bfloat16 a sum of 256 errors of 1 would no longer grow."""
+    module = FedAvg(partial(nn.Linear, 1), 1, task="regression")
+    module.configure_model()
+    nn.init.zeros_(module.backbone.network.weight), nn.init.zeros_(module.backbone.network.bias)
+    examples = DataLoader(TensorDataset(torch.ones(600, 1), torch.ones(600)), batch_size=1)
+    [result] = new_trainer(precision="bf16-true").test(module, examples, verbose=False)
+    assert module.dtype == torch.bfloat16
+    assert (result["test/mae"], result["test/rmse"]) == (1, 1)
 
 
 def test_what_the_loss_ignores_is_not_measured() -> None:
