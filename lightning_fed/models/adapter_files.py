@@ -66,6 +66,7 @@ def save_adapter(folder: Path, network: Network, clean: Network, adapters: Seque
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # peft corrects it for GPT-2's transposed layers
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft 0.21 with transformers 5.24
         exported = get_peft_model(cast(Any, base), config)
     learn_in_float32(exported)
     values: State = {}
