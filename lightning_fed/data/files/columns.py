@@ -59,9 +59,10 @@ def read_columns(
     return dict(zip(header or (), map(list, columns), strict=True)) | {FILE: owners}, sizes
 
 
-def is_missing(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which fields, shape (N,), stand for a missing value."""
-    return np.isin(np.char.lower(np.char.strip(values)), MISSING)
+def is_missing(values: NDArray[Any], named: Sequence[str] = ()) -> NDArray[np.bool_]:
+    """Which fields, shape (N,), stand for a missing value: none of those that are ``named`` as classes or categories."""
+    fields = np.char.strip(values)
+    return np.isin(np.char.lower(fields), MISSING) & ~np.isin(fields, [name for name in named if name])
 
 
 def refuse_missing(
@@ -76,7 +77,7 @@ def refuse_missing(
         place: the location of an example, for the error.
         classes: the names that classes are known to have, whatever they are. None: the column has no classes.
     """
-    missing = is_missing(values) & ~np.isin(values, [name for name in classes or () if name])
+    missing = is_missing(values, classes or ())
     if missing.any():
         bad = int(np.argmax(missing))
         what, remedy = repr(str(values[bad])) if values[bad] else "nothing", "fill it in, or take the line out"

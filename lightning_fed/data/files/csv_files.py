@@ -55,14 +55,15 @@ class CSVFiles(ScaledColumns, TableData):
         test_path: an official test set, in the same form.
         delimiter: delimiter of columns. None: a tab in ``.tsv`` files, compressed or not, else a comma.
         categorical: names of the categorical columns (one-hot encoded, in place of the column), or the ordered categories of each,
-            for when not every client has all of them. Otherwise categories are sorted, numerically if all are numbers. 1.0 is 1.
+            for when not every client has all of them, or one is called ``none``. Otherwise categories are sorted, numerically if
+            all are numbers. 1.0 is 1.
         columns: names of the columns, for files without a header.
         task: what is predicted: one of several classes; yes or no, with one output (``binary``: yes is the second of two classes,
             in the order of ``classes``, else of the alphabet in any case); numbers; or the time to an event. For partitions by
             label, the labels of numbers are quarters of the examples, and those of times the events.
         **kwargs: see :class:`TableData`, and :class:`lightning_fed.data.tabular.scaled.ScaledColumns` for ``standardize`` and
-            ``impute``. Empty fields, ``?``, ``NA``, ``N/A``, ``NaN``, ``null`` and ``None`` are missing values; among targets,
-            they are classes if ``classes`` lists them. For missing categories, their frequencies are imputed.
+            ``impute``. Empty fields, ``?``, ``NA``, ``N/A``, ``NaN``, ``null`` and ``None``, in any case, are missing values unless
+            ``classes`` or ``categorical`` lists them. For missing categories, their frequencies are imputed.
     """
 
     def __init__(
@@ -219,13 +220,20 @@ class CSVFiles(ScaledColumns, TableData):
 
     def _missing(self, name: str, values: NDArray[Any], files: list[Path]) -> NDArray[np.bool_]:
         """Which examples have no value in a column."""
-        missing = is_missing(values)
+        missing = is_missing(values, self.categorical.get(name) or ())
         if missing.any() and self.impute == "none":
             bad = int(np.argmax(missing))
+            is_category = name in self.categorical and values[bad]
+            what = "counts as missing: name it and all others if it is a category" if is_category else "is not a number: fill it in"
             raise FederationError(
-                f"{self._place(bad, files)} has {str(values[bad])!r} in the column {name!r}, which is not a number: fill it in, "
+                f"{self._place(bad, files)} has {str(values[bad])!r} in the column {name!r}, which {what}, "
                 "impute it (--data.init_args.impute mean), or name the columns to use with "
                 "--data.init_args.input."
+            )
+        if name in self.categorical and (nones := int((np.char.lower(values[missing]) == "none").sum())):
+            log.warning(
+                f"{self.path}: 'none' in the column {name!r} counts as missing, in {nones} examples: if it is a category, name it "
+                "and all others in --data.init_args.categorical."
             )
         return missing
 

@@ -127,6 +127,20 @@ def test_categories_that_are_named_are_the_same_everywhere() -> None:
     assert rows(data, 0, 0).tolist() == [[0, 0, 1, 0], [0, 1, 0, 0]]
 
 
+def test_a_category_called_none_is_one_if_it_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    write(
+        north=["30,none,100,no,train", "50,mild,120,yes,train", "40,,110,no,test"],
+        south=["60, none,,yes,train", "9,mild,1,no,test"],
+    )
+    assert rows(table(categorical=["pain"], input=["pain"]), 0, 0).tolist() == [[1], [1]]  # the mean of what is known
+    assert "'none' in the column 'pain' counts as missing, in 2 examples" in caplog.text
+    caplog.clear()
+    data = table(categorical={"pain": ["none", "mild"]}, input=["pain"])
+    assert rows(data, 0, 0).tolist() == [[1, 0], [0, 1]]
+    assert rows(data, 1, 0).tolist() == [[1, 0]]
+    assert not caplog.text
+
+
 def test_a_category_may_be_written_with_a_point_where_its_column_has_gaps() -> None:
     write(south=["60,3.0,,yes,train", "70,1.0,200,no,train", "90,?,NA,yes,test"])
     for categories in (["pain"], {"pain": ["1", "2", "3"]}, {"pain": ["1.0", "2.0", "3.0"]}):
@@ -151,7 +165,10 @@ def test_a_column_that_is_constant_but_for_its_gaps_is_only_centred(impute: str)
             {"impute": "none", "categorical": None, "input": ["pressure"]},
             r"north.csv, line 3, has '\?' in the column 'pressure', which is not a number.*impute mean",
         ),
-        ({"impute": "none", "input": ["pain"]}, r"south.csv, line 4, has '\?' in the column 'pain'"),
+        (
+            {"impute": "none", "input": ["pain"]},
+            r"south.csv, line 4, has '\?' in the column 'pain', which counts as missing: name it and all others",
+        ),
         ({"categorical": {"pain": ["1", "2"]}}, "south.csv, line 2, has '3' in the column 'pain', whose categories are '1', '2'"),
         ({"categorical": ["pain", "weight"]}, "but no input weight"),
         ({"categorical": ["pain"], "input": ["age"]}, r"Got categorical=\['pain'\], but the inputs are age"),
