@@ -2,7 +2,9 @@
 
 import argparse
 import atexit
+import errno
 import gc
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -25,6 +27,9 @@ EXAMPLES = """examples:
   lightning-fed fit --help                                  the options of a verb
   lightning-fed fit --model.help PFedLoRA                   the options of a method
 """
+NOT_READABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+"""Errors of the operating system about a path that cannot be used, wherever it was given."""
+
 NO_MEMORY = ("can't allocate memory", "out of memory")
 """Messages of torch when memory is exhausted."""
 
@@ -54,6 +59,11 @@ def main(args: Sequence[str] | None = None) -> None:
             run_verb(args)
     except FederationError as error:
         print_error(str(error))
+        raise SystemExit(2) from None
+    except OSError as error:
+        if not isinstance(error.filename, str | bytes) or error.errno not in NOT_READABLE:
+            raise
+        print_error(f"{os.fsdecode(error.filename):.200}: {error.strerror}.")
         raise SystemExit(2) from None
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not any(said in str(error).lower() for said in NO_MEMORY):

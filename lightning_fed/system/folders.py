@@ -1,18 +1,22 @@
 """Folders of the file system."""
 
+import logging
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+log = logging.getLogger(__name__)
+
 
 def walked(folders: Iterable[Path]) -> Iterator[tuple[Path, set[str]]]:
     """All folders at or below some folders, with the names of their files. Links are followed, last, so that a folder has its own
-    name if it can; each folder comes once. Folders may disappear meanwhile: a run deletes its earlier checkpoints.
+    name if it can; each folder comes once. A line names those that cannot be read. Folders may disappear meanwhile: a run deletes
+    its earlier checkpoints.
     """
     due, seen = deque(folders), set[Path]()
     while due:
-        for place, below, files in os.walk(due.popleft()):
+        for place, below, files in os.walk(due.popleft(), onerror=_report):
             path = Path(place)
             if (real := path.resolve()) in seen:
                 below.clear()
@@ -20,3 +24,8 @@ def walked(folders: Iterable[Path]) -> Iterator[tuple[Path, set[str]]]:
             seen.add(real)
             due += [path / name for name in below if (path / name).is_symlink()]
             yield path, set(files)
+
+
+def _report(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        log.error(f"Left out: {os.fsdecode(error.filename)} cannot be read ({error.strerror}).")

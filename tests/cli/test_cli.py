@@ -1,11 +1,13 @@
 """The command line, called as a function: what it prints, writes and refuses."""
 
+import errno
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -41,6 +43,13 @@ def config() -> None:
 
 def fit(*args: str) -> None:
     main(["fit", "--config", "config.yaml", *args])
+
+
+def test_a_path_that_cannot_be_read_is_named_in_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refused(capsys, "fit", "--config", "x" * 300).endswith("x: File name too long.\n")
+    denied = PermissionError(errno.EACCES, "Permission denied", "/another/user's/config.yaml")
+    monkeypatch.setattr("lightning_fed.experiments.configs.shipped", Mock(side_effect=denied))
+    assert "/another/user's/config.yaml: Permission denied." in refused(capsys, "fit", "--config", "theirs")
 
 
 # ----------------------------------------------------------------------------------------------------------------- help

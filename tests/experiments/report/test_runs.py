@@ -1,6 +1,8 @@
 """Runs read from their files."""
 
+import errno
 import math
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,20 @@ def test_runs_behind_links_count_once() -> None:
         Path("sweep", link).symlink_to(to)
     assert load_runs("sweep").equals(whole)
     assert load_runs("sweep/FedAvg", "sweep", "sweep").equals(whole)
+
+
+def test_folders_that_cannot_be_read_are_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    write_sweep(Path("sweep"), {"Standalone": [0.7], "FedAvg": [0.8]})
+    scandir = os.scandir
+
+    def denied(path: str) -> Any:
+        if Path(path).name == "FedAvg":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    assert set(load_runs("sweep", "nowhere")["method"]) == {"Standalone"}
+    assert caplog.messages == ["Left out: sweep/FedAvg cannot be read (Permission denied)."]
 
 
 def test_settings_stand_in_the_order_of_the_sweep_or_of_their_numbers() -> None:
