@@ -1,6 +1,6 @@
 """Datasets of the Hugging Face library, from a folder, files or the hub."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,22 @@ class DatasetImages(LazyImages):
             before += len(sizes)
             start = crc32(str(bytes_of).encode(), start)
         return start
+
+
+@dataclass(frozen=True)
+class NamedColumn:
+    """A column of the library's type ``ClassLabel``, which has numbers, as names; a missing one stays None or negative.
+
+    Args:
+        numbers: the column.
+        names: by number.
+    """
+
+    numbers: Any
+    names: Sequence[str]
+
+    def __getitem__(self, rows: slice) -> list[Any]:
+        return [self.names[number] if number is not None and number >= 0 else number for number in self.numbers[rows]]
 
 
 class HFDataset(TableData):
@@ -127,6 +143,8 @@ class HFDataset(TableData):
             )
             sets = None if len(found) == 1 else np.repeat(list(found), [len(of_set) for of_set in found.values()])
             columns = {name: rows[name] for name in single}  # each is read on demand
+            named = {name: kind for name, kind in rows.features.items() if isinstance(kind, datasets.ClassLabel)}
+            columns |= {name: NamedColumn(rows[name], kind.names) for name, kind in named.items()}
             return Table(self._inputs(datasets, rows), np.array(rows[self.target][:]), columns, sets, names)
 
     def _sets(self) -> dict[str, Any]:

@@ -140,6 +140,17 @@ def test_a_split_column_of_a_file() -> None:
     assert [(c.num_train, c.num_val, c.num_test) for c in data.clients] == [(6, 3, 3), (10, 5, 5)]
 
 
+def test_clients_and_sets_of_a_type_with_names_have_them() -> None:
+    kinds = {"speaker": datasets.ClassLabel(names=["Zoe", "Ann"]), "part": datasets.ClassLabel(names=["test", "train"])}
+    columns = {"x": list(range(20)), "label": [0, 1] * 10, "speaker": [0] * 12 + [1] * 8, "part": [1, 1, 1, 0] * 5}
+    rows = datasets.Dataset.from_dict(columns)
+    rows.cast(datasets.Features(rows.features | kinds)).save_to_disk("speakers")
+    data = HFDataset("speakers", "x", "label", client="speaker", split_column="part", val_share=0)
+    data.setup()
+    assert data.client_names == ["Ann", "Zoe"]
+    assert [(c.num_train, c.num_test) for c in data.clients] == [(6, 2), (9, 3)]
+
+
 def test_files_of_other_kinds() -> None:
     rows = [{"x": k, "kind": k % 2} for k in range(20)]
     Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
