@@ -46,10 +46,11 @@ def dump(content: Any) -> str:
 
 
 class Dumper(yaml.SafeDumper):
-    """PyYAML's dumper with support for enumerations."""
+    """PyYAML's dumper with support for enumerations and kinds of text."""
 
 
 Dumper.add_multi_representer(Enum, lambda dumper, member: dumper.represent_str(str(member.value)))
+Dumper.add_multi_representer(str, lambda dumper, text: dumper.represent_str(str(text)))
 
 set_loader(MODE, load_strictly, (yaml.YAMLError,))
 set_dumper(MODE, dump)

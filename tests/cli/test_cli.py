@@ -231,6 +231,14 @@ def test_a_network_that_is_given_by_its_name_is_written_so(config: str, given: A
     assert yaml.safe_load(said)["model"]["init_args"]["backbone"] == written
 
 
+def test_a_function_of_torchvision_may_have_options(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--model.backbone", "torchvision.models.resnet18", "--model.backbone.num_classes=10", "--model.backbone.groups=1"]
+    said = printed(capsys, "fit", "--config", str(CONFIGS / "quickstart.yaml"), *given, "--print_config")
+    [backbone] = yaml.safe_load(said)["model"]["init_args"]["backbone"]
+    assert backbone["class_path"] == "torchvision.models.resnet18"
+    assert backbone["init_args"] == backbone["init_args"] | {"num_classes": 10, "groups": 1}
+
+
 def test_a_loss_and_a_headline_of_ones_own() -> None:
     loss = "--model.init_args.loss"
     options = [f"{loss}.init_args.label_smoothing=0.1", f"{loss}.init_args.weight=[1,1,1,1,1,1,1,1,1,2]"]

@@ -180,7 +180,7 @@ def test_what_a_run_begins_with_is_compared_by_its_weights(join: Joining, serve:
         (["--sites", "elsewhere"], "elsewhere has no public keys: expected 0.pub, 1.pub"),
         (["--sites", "gaps"], "gaps has 0.pub, 2.pub: expected 0.pub, 1.pub, … without gaps"),
         (["--certificates", "sites"], "sites lacks ca.crt, server.pem, server.key: docs/deployment.md says how"),
-        (["--quorum", "1.5"], "argument --quorum: '1.5' is no share in (0, 1]"),
+        (["--quorum", "1.5"], "argument --quorum: '1.5' is not a share in (0, 1]"),
         (["--federation.epochs", "1"], "federation.epochs"),
     ],
 )
