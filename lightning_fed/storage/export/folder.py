@@ -19,9 +19,9 @@ from lightning_fed.storage.export.safetensors import write_safetensors
 
 Format = Literal["safetensors", "onnx"]
 
-LOADED = ("config.json", "adapter_config.json", "adapter_model.safetensors", "model*.safetensors*", "model.onnx*")
+LOADED = ("config.json", "adapter_config.json", "*.safetensors*", "model.onnx*", "chat_template.jinja")
 """Files of an export that programs look for in its folder. Those of an earlier export are deleted: the transformers library would
-add an adapter that lies beside a merged network.
+add an adapter that lies beside a merged network, and a part of another method's model would be taken for one of this.
 """
 
 

@@ -199,6 +199,14 @@ def test_an_export_takes_the_place_of_an_earlier_one_of_another_form(monkeypatch
     assert {path.name: path.read_bytes() for path in Path("exported").iterdir() if path.name in adapter} == adapter
 
 
+def test_nothing_of_an_earlier_export_is_left_beside_a_model() -> None:
+    fit_and_export("PFedLoRA", client=0)
+    Path("exported/chat_template.jinja").touch()
+    assert Path("exported/adapter.safetensors").exists()
+    fit_and_export("FedAvg")
+    assert {path.name for path in Path("exported").iterdir()} == {"config.json", "model.safetensors"}
+
+
 def test_what_has_no_adapters_cannot_be_merged() -> None:
     with pytest.raises(FederationError, match="FedAvg's networks have no adapters, so that nothing can be merged: export"):
         fit_and_export("FedAvg", merged=True)
