@@ -32,6 +32,7 @@ from lightning_fed.data.lines import csv_table, unpacked
 from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.tabular.scaled import ScaledColumns, mean_of_known
 from lightning_fed.errors import FederationError, require
+from lightning_fed.formatting import counted
 
 log = logging.getLogger(__name__)
 
@@ -230,10 +231,11 @@ class CSVFiles(ScaledColumns, TableData):
                 "impute it (--data.init_args.impute mean), or name the columns to use with "
                 "--data.init_args.input."
             )
-        if name in self.categorical and (nones := int((np.char.lower(values[missing]) == "none").sum())):
+        nones = int((np.char.lower(np.char.strip(values[missing])) == "none").sum())
+        if nones and name in self.categorical:
             log.warning(
-                f"{self.path}: 'none' in the column {name!r} counts as missing, in {nones} examples: if it is a category, name it "
-                "and all others in --data.init_args.categorical."
+                f"{self.path}: 'none' in the column {name!r} counts as missing, in {counted(nones, 'example')}: if it is a "
+                "category, name it and all others in --data.init_args.categorical."
             )
         return missing
 
