@@ -1,14 +1,14 @@
 """What methods reach within budgets of bytes: a column per budget."""
 
 from collections.abc import Sequence
-from math import isnan, nan
+from math import isnan
 
 import pandas as pd
 
 from lightning_fed.experiments.report.comparison import Comparison
 from lightning_fed.experiments.report.layout import Entry, Layout
 from lightning_fed.experiments.report.pairing import DRAW
-from lightning_fed.experiments.report.views import COSTS, View
+from lightning_fed.experiments.report.views import View, up_to
 
 
 def budget_tables(comparison: Comparison, rounds: pd.DataFrame, budgets: Sequence[float] | None) -> list[Layout]:
@@ -27,22 +27,16 @@ def budget_tables(comparison: Comparison, rounds: pd.DataFrame, budgets: Sequenc
         of_method, finished = of_setting[of_setting["method"] == method], comparison.methods[method].index
         runs = [run for draw, run in of_method.groupby(DRAW) if draw in finished]
         lower = bool(comparison.methods[method]["lower_is_better"].iloc[0])
-        reached = [_mean([view.value(_within(run, budget), metric, lower) for run in runs]) for budget in budgets]
+        reached = [
+            pd.Series([view.value(up_to(run, "bytes", budget * 2**20), metric, lower) for run in runs]).mean(skipna=False)
+            for budget in budgets
+        ]
         named = [Entry(method), Entry(metric)] if comparison.mixed else [Entry(method)]
         rows.append([*named, *(_entry(value, comparison) for value in reached)])
     note = "What a method had reached when it had sent no more than so much, up and down: the mean of its runs."
     title = "At a budget" + (f": {comparison.setting}" if comparison.setting else "")
     columns = ["", *(["measured"] if comparison.mixed else []), *(f"{budget:g} MiB" for budget in budgets)]
     return [Layout(title, columns, rows, [note])]
-
-
-def _within(run: pd.DataFrame, budget: float) -> pd.DataFrame:
-    """The rounds of a run within a budget."""
-    return run[run[COSTS["bytes"]] <= budget * 2**20]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return nan if any(map(isnan, values)) else sum(values) / len(values)
 
 
 def _entry(value: float, comparison: Comparison) -> Entry:
