@@ -252,7 +252,7 @@ def files(folder: str) -> dict[str, object]:
             found[name] = {key: value for key, value in body.items() if key != "rows"}  # which has seconds
         elif path.name == "log.txt":
             found[name] = re.sub(r"\d+:\d\d:\d\d|\d+\.\d+ s|\d+\.\d (?= )|seconds .*", "", path.read_text()).replace(folder, "")
-        elif path.is_file() and path.name not in ("cell.json", "cells.csv", "sweep.yaml"):
+        elif path.is_file() and path.name not in ("cell.json", "cells.csv", "sweep.yaml") and "tfevents" not in path.name:
             found[name] = path.read_bytes().replace(folder.encode(), b"")
     return found
 
