@@ -136,10 +136,15 @@ class CellFolder:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file under another name and rename it: readers on any machine see all of it, or the previous file."""
+    """Write a file under another name, to the disk, and rename it: readers on any machine see all of it, or the previous file, also
+    after a power failure.
+    """
     aside = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")
     try:
-        aside.write_text(text)
+        with aside.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         aside.replace(path)
     except OSError:
         aside.unlink(missing_ok=True)

@@ -391,3 +391,11 @@ def test_the_time_left_is_that_of_the_rounds_left_at_each_methods_pace() -> None
     assert time_left([slow, fast], [], paces, 2) == 12  # a run is not divided
     assert time_left([unknown], [], paces, 1) == pytest.approx(10 * 4 / 3)
     assert time_left([slow], [], {}, 1) is None
+
+
+def test_what_a_cell_says_is_on_the_disk_before_it_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = list[str]()
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(next(Path().glob(".cell.json.*")).read_text()))
+    monkeypatch.setattr(Path, "replace", lambda aside, path: synced.append(path.name))
+    write_whole(Path("cell.json"), "all of it")
+    assert synced == ["all of it", "cell.json"]
