@@ -107,6 +107,12 @@ def test_topk_sends_the_largest() -> None:
     assert Compression("topk").expand_update(sent, received)["w"].tolist() == [0, 5, 0, -7]
 
 
+@pytest.mark.parametrize(("share", "sent"), [(0.07, 7), (0.28, 28), (0.071, 8), (1e-9, 1), (1.0, 100)])
+def test_topk_sends_the_share_that_was_meant(share: float, sent: int) -> None:
+    state, received = {"w": torch.arange(1.0, 101)}, {"w": torch.zeros(100)}
+    assert len(Compression("topk", share=share).compress_update(state, received, {}, state)[0][f"{TOPK}w"]) == sent
+
+
 @pytest.mark.parametrize("up", UP[1:])
 def test_what_is_not_finite_arrives_as_it_is(up: Any) -> None:
     state = {"w": torch.tensor([1.0, float("nan")])}

@@ -15,13 +15,18 @@ from lightning_fed.experiments.report.layout import Entry, Layout
 GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi omega"
 """Names of the small letters in LaTeX."""
 
+CAPITALS = "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"
+"""Names of the capitals that no Latin letter looks like."""
+
 TEX = str.maketrans(
     {sign: rf"\{sign}" for sign in "%&#_${}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
     | {"<": r"\textless{}", ">": r"\textgreater{}", "[": "{[}", "*": "{*}"}  # the latter two mean something after a line's end
-    | {"±": r"$\pm$", "−": "$-$", "×": r"$\times$", "–": "--"}
+    | {"±": r"$\pm$", "−": "$-$", "×": r"$\times$", "–": "--", "→": r"$\to$", "≤": r"$\leq$", "≥": r"$\geq$", "≈": r"$\approx$"}
     | {letter: rf"$\{name}$" for letter, name in zip("αβγδεζηθικλμνξπρστυφχψω", GREEK.split(), strict=True)}
+    | {letter: rf"$\{name}$" for letter, name in zip("ΓΔΘΛΞΠΣΦΨΩ", CAPITALS.split(), strict=True)}
     | {mark: f"$^{number}$" for number, mark in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
+    | {mark: f"$_{number}$" for number, mark in enumerate("₀₁₂₃₄₅₆₇₈₉")}
 )
 """LaTeX code of its special characters, and of signs that a plain font lacks."""
 

@@ -212,7 +212,7 @@ def test_names_with_signs_of_latex_stay_what_they_are() -> None:
     assert written.splitlines()[2] == r"\caption{two lines.}"
     assert "\n{[}1] & " + cells.replace("{]}", "]") in written
     assert r" & `\textless{}b\textgreater{}` & \$a\_b\$ & two lines \\" in written
-    assert r"\caption{$\epsilon$ = 8, $\lambda$.}" in latex(Layout("ε = 8, λ", ["", "x"], []))
+    assert r"\caption{$\epsilon$ = 8, $\Delta$$_2$ $\to$ $\lambda$.}" in latex(Layout("ε = 8, Δ₂ → λ", ["", "x"], []))
 
 
 def test_latex() -> None:
