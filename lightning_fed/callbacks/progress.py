@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import yaml
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -92,12 +93,18 @@ class Summary(FederationCallback):
 
 
 def what_next(run: RunView) -> Iterator[str]:
-    """The command of the local baseline, where it makes sense: without fine-tuning, which would only prolong its training."""
+    """The command of the local baseline, where it makes sense: without fine-tuning, which would only prolong its training, and
+    without what concerns updates, which it does not send.
+    """
     config = run.folder / "config.yaml" if run.folder is not None else None
     if run.model.local_baseline and run.model.local_baseline != run.method and config is not None and config.is_file():
-        untuned = ["--model.fine_tuning", "null"] if run.model.fine_tuning.length() else []
+        federation = yaml.safe_load(config.read_text()).get("federation", {})
+        unset = ["model.fine_tuning"] * bool(run.model.fine_tuning.length())
+        unset += ["model.server_optimizer"] * (run.model.server_optimizer is not None)
+        unset += [f"federation.{name}" for name in ("aggregation", "attack", "privacy") if federation.get(name)]
+        nulls = [part for option in unset for part in (f"--{option}", "null")]
         yield "To see what sharing gains, train the same clients alone:"
-        yield shlex.join(["lightning-fed", "fit", "--config", str(config), "--model", run.model.local_baseline, *untuned])
+        yield shlex.join(["lightning-fed", "fit", "--config", str(config), "--model", run.model.local_baseline, *nulls])
 
 
 def where_to_look(run: RunView) -> Iterator[str]:

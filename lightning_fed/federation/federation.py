@@ -292,7 +292,7 @@ class Federation:
             rounds = self.settings.rounds
             spent = {round: mechanism.epsilon(round) for round in sorted({-(-rounds * tenth // 10) for tenth in range(1, 11)})}
             for round, value in spent.items():
-                log.info(f"after {round} rounds: ε = {value:.3f}")
+                log.info(f"after {counted(round, 'round')}: ε = {value:.3f}")
             log.info(mechanism.forecast(count_floats(run.server.state), rounds))
         return spent
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_fed.core.client_state import flatten
 from lightning_fed.errors import require
+from lightning_fed.formatting import counted
 from lightning_fed.options import ClosedUnitInterval, PositiveFloat, require_positive
 from lightning_fed.privacy.accounting import epsilon, noise_multiplier
 from lightning_fed.privacy.mechanism import DifferentialPrivacy, Mechanism
@@ -95,7 +96,9 @@ class ClientDP(DifferentialPrivacy):
         multiplier = self.noise_multiplier
         if multiplier is None:
             assert self.epsilon is not None
-            log.info(f"Looking for the noise with which {rounds} rounds cost ε = {self.epsilon:g}; this may take a minute.")
+            log.info(
+                f"Looking for the noise with which {counted(rounds, 'round')} cost ε = {self.epsilon:g}; this may take a minute."
+            )
             multiplier = noise_multiplier(rate, self.epsilon, rounds, self.delta)
         return GaussianMechanism(self.clip, multiplier, clients, rate, self.delta, noise)
 
@@ -204,6 +207,6 @@ class GaussianMechanism(Mechanism):
             else "it is smaller than the clip norm"
         )
         return (
-            f"Privacy of clients: z = {self.multiplier:g}, after {rounds} rounds {spent}; the noise on {values} values is "
+            f"Privacy of clients: z = {self.multiplier:g}, after {counted(rounds, 'round')} {spent}; the noise on {values} values is "
             f"{ratio:.3g} × the clip norm in each round: {verdict}."
         )

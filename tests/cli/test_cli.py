@@ -144,6 +144,17 @@ def test_progress_prints_a_table_at_the_end(capfd: pytest.CaptureFixture[str]) -
     assert not re.search(r"GPU|Tip|Trainer|workers|Seed", said.out)
 
 
+def test_the_command_that_is_advised_is_accepted(capfd: pytest.CaptureFixture[str]) -> None:
+    """Alone, clients send nothing that could be averaged robustly or moved by an optimizer."""
+    of_updates = ["--model.server_optimizer=ServerSGD", "--federation.aggregation=Median", "--model.fine_tuning.epochs=1"]
+    fit("--model=FedPer", "--model.backbone=CNN1", "--federation.progress=true", "--federation.rounds=1", *of_updates[1:])
+    fit("--model=FedPer", "--model.backbone=CNN1", "--federation.progress=true", "--federation.rounds=1", *of_updates[::2])
+    advised = [line for line in capfd.readouterr().out.splitlines() if "--model Standalone" in line]
+    assert [line.count(" null") for line in advised] == [2, 2]
+    for line in advised:
+        main([*shlex.split(line)[1:], "--federation.progress=false"])
+
+
 def test_a_run_keeps_its_configuration_and_can_be_repeated_from_it() -> None:
     fit("--federation.rounds=1", "--seed_everything=3", "--data.init_args.num_clients=2")
     saved = yaml.safe_load(Path("runs/version_0/config.yaml").read_text())
