@@ -207,6 +207,6 @@ class GaussianMechanism(Mechanism):
             else "it is smaller than the clip norm"
         )
         return (
-            f"Privacy of clients: z = {self.multiplier:g}, after {counted(rounds, 'round')} {spent}; the noise on {values} values is "
-            f"{ratio:.3g} × the clip norm in each round: {verdict}."
+            f"Privacy of clients: z = {self.multiplier:g}, after {counted(rounds, 'round')} {spent}; the noise on {values} values "
+            f"is {ratio:.3g} × the clip norm in each round: {verdict}."
         )
