@@ -330,7 +330,7 @@ def test_a_script_without_a_main_guard_is_told_so() -> None:
     assert 'must run them under `if __name__ == "__main__":`, for they import the script script.py.' in output
     assert output.count("Traceback") == 1
     assert gone_within(process.pid, 6)
-    assert [path.name for path in Path("runs").iterdir()] == ["version_0"]  # its workers did not get as far
+    assert not any(Path("runs").iterdir())  # its workers did not get as far, and a run without a round leaves nothing
 
 
 CONFIG = """

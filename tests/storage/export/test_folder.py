@@ -78,7 +78,7 @@ def test_peft_loads_an_adapter_with_the_same_logits(name: str, client: int | Non
     federation.export(model, data, "exported", client)
     assert {path.name for path in Path("exported").iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
     loaded = PeftModel.from_pretrained(copy.deepcopy(pretrained.network), "exported").eval()
-    module = model if client is None else federation.client_module(client)
+    module = federation.run.server_module() if client is None else federation.client_module(client)
     inputs = data.client(1).data[torch.arange(20)][0]
     with torch.no_grad():
         logits, plain = loaded(**inputs).logits, pretrained.eval()(inputs)
