@@ -514,10 +514,8 @@ class Federation:
             log.warning(f"{problem}. Continuing from round {checkpoint.manifest.round}.")
         if missing := checkpoint.missing_rounds:
             rounds = ", ".join(map(str, missing[:3])) + ", …" * (len(missing) > 3)
-            log.warning(
-                f"{checkpoint.run_folder} has lost the metrics of {len(missing)} rounds ({rounds}): metrics.csv goes on without "
-                "these rows."
-            )
+            lost = f"the metrics of {counted(len(missing), 'round')} ({rounds})"
+            log.warning(f"{checkpoint.run_folder} has lost {lost}: metrics.csv goes on without these rows.")
         return checkpoint
 
     def _existing_checkpoint(self, ckpt_path: Path | str | None, model: FederatedModule) -> Checkpoint:

@@ -305,9 +305,10 @@ class Checkpoints:
     def _rows(self, manifest: Manifest) -> list[Metrics]:
         """The metrics of all rounds up to that of a checkpoint, as far as they can be read."""
         rows: dict[int, Metrics] = {}
-        earlier = {round_named(path.stem): path for path in self.history_folder.glob("round_*.json")}
-        earlier |= {round_named(path.name): path / "manifest.json" for path in self.paths()}
-        for path in (path for round, path in earlier.items() if round is not None and round < manifest.round):
+        earlier = [(round_named(path.stem), path) for path in self.history_folder.glob("round_*.json")]
+        # Of a round whose checkpoint was being deleted, the manifest may already be in the history.
+        earlier += [(round_named(path.name), path / "manifest.json") for path in self.paths()]
+        for path in (path for round, path in earlier if round is not None and round < manifest.round):
             with suppress(FederationError):  # leaves a gap in the table
                 rows |= {int(row["round"]): row for row in read_manifest(path).rows}
         rows |= {int(row["round"]): row for row in manifest.rows}

@@ -349,6 +349,16 @@ def test_a_lost_row_is_a_gap_in_the_table(harm: Callable[[Path], None], capsys: 
     assert len(table) == 1 + len(found)
 
 
+def test_a_checkpoint_that_was_being_deleted_leaves_no_gap(tmp_path: Path) -> None:
+    """The process was killed when the manifest was in the history, and the folder still had its name."""
+    run = tmp_path / "version_0"
+    new_federation(2, tmp_path).fit(new_method("FedAvg"), new_data(2, 40))
+    (run / "history").mkdir()
+    (run / "checkpoints/round_000001/manifest.json").rename(run / "history/round_000001.json")
+    history = new_federation(3, tmp_path).fit(new_method("FedAvg"), new_data(2, 40), "last")
+    assert [row["round"] for row in history] == [1, 2, 3]
+
+
 def test_rows_come_back_however_seldom_checkpoints_are_written() -> None:
     federation = new_federation(7, "run", checkpoint_every=3, evaluate_every=0)
     federation.fit(new_method("FedAvg"), new_data(2, 40))
