@@ -50,7 +50,7 @@ class Dumper(yaml.SafeDumper):
 
 
 Dumper.add_multi_representer(Enum, lambda dumper, member: dumper.represent_str(str(member.value)))
-Dumper.add_multi_representer(str, lambda dumper, text: dumper.represent_str(str(text)))
+Dumper.add_multi_representer(str, lambda dumper, text: dumper.represent_str(str.__str__(text)))  # of a member its value, too
 
 set_loader(MODE, load_strictly, (yaml.YAMLError,))
 set_dumper(MODE, dump)

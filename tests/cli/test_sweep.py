@@ -4,6 +4,7 @@ import csv
 import errno
 import json
 import logging
+import os
 import re
 import sys
 import time
@@ -387,11 +388,10 @@ def test_curves_that_cannot_be_drawn_stop_no_run(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.usefixtures("tuned")
 def test_a_disk_without_room_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def full(path: Path, text: str, *args: object) -> None:
-        path.touch()
+    def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(os, "fsync", full)
     Path("my.sweep.yaml").write_bytes(yaml.safe_dump(SWEEP | TUNING, sort_keys=False).encode())
     said = refused(capsys, "sweep", "--config", "my.sweep.yaml", "--isolate")
     assert "compared: No space left on device. Runs continue" in said

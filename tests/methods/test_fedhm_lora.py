@@ -413,7 +413,7 @@ def test_what_was_trained_is_exported_as_an_adapter_and_merged(targets: str, cli
     frozen = {name: model.state_dict()[name].clone() for name in model.frozen_names}
     federation.export(model, data, "merged", client, merged=True)
     assert same({name: model.state_dict()[name] for name in frozen}, frozen)
-    module = model if client is None else federation.client_module(client)
+    module = federation.run.server_module() if client is None else federation.client_module(client)
     images = torch.randn(20, 3, 4, 4)
     adapter = PeftModel.from_pretrained(copy.deepcopy(pretrained.network), "adapter").eval()
     merged = VisionTransformer(CLASSES, name="merged").eval()

@@ -174,7 +174,7 @@ def test_the_export_has_keys_and_values_instead_of_maps(client: int | None) -> N
     new_federation(1, "runs", evaluate_every=0).fit(method(), data)
     federation, model = new_federation(1, "runs"), method()
     federation.export(model, data, "exported", client)
-    module = (model if client is None else federation.client_module(client)).eval()
+    module = (federation.run.server_module() if client is None else federation.client_module(client)).eval()
     state = safetensors.torch.load_file(Path("exported/model.safetensors"))
     assert not any("maps" in name for name in state)
     assert state[f"{PREFIX.format(1).removeprefix('backbone.')}.keys"].shape == (6, 8)
