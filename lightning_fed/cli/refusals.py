@@ -191,9 +191,8 @@ def _in_words(text: str, value: str) -> str:
     text = re.sub(r"Unable to load config (['\"])(.*?)\1(; Unable.*)?", r"got '\2', expected options by name", text)
     text = re.sub(r"Problems parsing config: ", "The configuration is not YAML: ", text)
     text = re.sub(r'; in "<unicode string>",', ", in", text)
-    return "; ".join(
-        dict.fromkeys(part for part in text.split("; ") if not re.match(r"expected string or bytes-like object", part))
-    )
+    noise = r"expected string or bytes-like object|there is no '-?[\d.]"  # a number is no class
+    return "; ".join(dict.fromkeys(part for part in text.split("; ") if not re.match(noise, part)))
 
 
 def _with_names(text: str, message: str, keys: list[str], options: Collection[str], verb: str) -> str:

@@ -299,6 +299,7 @@ CLASSES = "--data.init_args.partition.init_args.classes"
         (["--federation.aggregation=median"], ["there is no 'median' (did you mean Median?); known are", "TrimmedMean"]),
         (["--federation.attack=flip"], ["there is no 'flip' (did you mean SignFlip?); known are LabelFlip"]),
         (["--federation.privacy=client"], ["there is no 'client'", "ExampleDP"]),
+        (["--federation.privacy=ClientDP", "--federation.privacy.clip=-1"], ["clip: got -1, expected a number above 0\n"]),
         (["--config=nowhere.yaml"], ["There is no configuration 'nowhere.yaml'"]),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) and value[0].startswith("--") else "",

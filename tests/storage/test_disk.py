@@ -18,7 +18,7 @@ from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.storage.checkpoint import Checkpoints
-from lightning_fed.storage.disk import in_one_line
+from lightning_fed.storage.disk import in_one_line, write_whole
 from lightning_fed.storage.run_folder import load_checkpoint
 
 
@@ -251,6 +251,17 @@ def test_a_full_disk_leaves_the_tables_whole(monkeypatch: pytest.MonkeyPatch) ->
     assert path.read_bytes() == before
     append_row(path, row, ["round", "value"])
     assert path.read_text().splitlines() == ["round,value", "1,0.5", "1,0.5"]
+
+
+def test_a_full_disk_leaves_the_facts_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path("facts/run.json")
+    path.parent.mkdir()
+    write_whole(path, b"before")
+    with monkeypatch.context() as patch:
+        Disk(0, errno.ENOSPC, patch)
+        with pytest.raises(OSError, match="No space left on device"):
+            write_whole(path, b"after")
+    assert [(file.name, file.read_text()) for file in path.parent.iterdir()] == [("run.json", "before")]
 
 
 # ------------------------------------------------------------------------------------------------ from an older checkpoint

@@ -55,9 +55,10 @@ class CellFolder:
         path = self.path / "cell.json"
         if not path.is_file():
             return None
-        content, known = read_json(path), CellRecord.__dataclass_fields__
+        remedy = " Remove it to run the cell again."
+        content, known = read_json(path, remedy), CellRecord.__dataclass_fields__
         if "status" not in content:
-            raise FederationError(f"{path} is damaged: it has no status. Remove it to run the cell again.")
+            raise FederationError(f"{path} is damaged: it has no status.{remedy}")
         return CellRecord(**{key: value for key, value in content.items() if key in known})
 
     def record(self, result: CellRecord) -> None:

@@ -64,14 +64,22 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object. Raises :class:`FederationError` for anything else."""
+def read_json(path: Path, remedy: str = "") -> dict[str, Any]:
+    """A JSON file that holds an object.
+
+    Args:
+        path: the file.
+        remedy: end of the error message, if there is more to say.
+
+    Raises:
+        FederationError: for anything else.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # invalid UTF-8 and invalid JSON are ValueErrors
-        raise FederationError(f"{path} is damaged ({one_line(error)}): expected a JSON object.") from error
+        raise FederationError(f"{path} is damaged ({one_line(error)}): expected a JSON object.{remedy}") from error
     if not isinstance(content, dict):
-        raise FederationError(f"{path} is damaged: it holds a {type(content).__name__}, expected a JSON object.")
+        raise FederationError(f"{path} is damaged: it holds a {type(content).__name__}, expected a JSON object.{remedy}")
     return content
 
 
