@@ -90,8 +90,7 @@ class FD(ClassRowsModule):
         x, y = self.unpack(batch)
         logits = self(x)
         self.add_outputs(logits.detach(), y)
-        loss = self.criterion(logits, y)
-        return loss + self.gamma * self.teacher_loss(logits, y) if self.gamma and self.knows_any else loss
+        return self.criterion(logits, y) + self.gamma * self.teacher_loss(logits, y)
 
     def add_outputs(self, logits: Tensor, y: Tensor) -> None:
         """Add outputs to the sums by label. The sums are replaced, not changed in place: the copy that counts FLOPs shares them."""

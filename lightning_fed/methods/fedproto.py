@@ -132,11 +132,8 @@ class FedProto(ClassRowsModule):
         x, y = self.unpack(batch)
         features, logits = self.backbone.encode_and_classify(x)
         self.passing.append((features.detach(), y))
-        loss = self.criterion(logits, y)
-        if self.lam == 0 or not self.knows_any:
-            return loss
         apart = (features - self.rows[y]).square() * self.known[y, None]
-        return loss + self.lam * apart.mean()
+        return self.criterion(logits, y) + self.lam * apart.mean()
 
     def forward(self, x: Any) -> Tensor:
         """Scores that the client predicts with ``(B, C)``: the head's logits, or negative distances to the prototypes."""
@@ -145,7 +142,7 @@ class FedProto(ClassRowsModule):
     def _predictions(self, x: Any) -> tuple[Tensor, Tensor]:
         """Scores in the way that ``predict`` names, and in the other way."""
         features, logits = self.backbone.encode_and_classify(x)
-        both = logits, self._nearness(features) if self.knows_any else logits
+        both = logits, self._nearness(features) if self.known.any() else logits
         return both if self.predicts_with == "head" else both[::-1]
 
     def _nearness(self, features: Tensor) -> Tensor:

@@ -159,6 +159,5 @@ class ScaffoldUpdate(ServerUpdate):
         """Move the model; buffers take the mean, because beyond it a variance could be negative."""
         share = clients / self.num_clients
         moved = {name: torch.lerp(state[name], mean, share) for name, mean in combined.items() if name.startswith(CONTROL)}
-        if self.server_lr != 1:
-            moved |= {name: torch.lerp(state[name], combined[name], self.server_lr) for name in self.parameters}
+        moved |= {name: torch.lerp(state[name], combined[name], self.server_lr) for name in self.parameters}
         return combined | moved

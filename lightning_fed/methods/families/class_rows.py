@@ -33,9 +33,6 @@ class ClassRowsModule(FederatedModule):
     known: Tensor
     """Which classes had one, ``(C,)``."""
 
-    knows_any = False
-    """Whether the broadcast had any: else those of an earlier one are still there, and ignored."""
-
     def make_room(self, width: int) -> None:
         """Register buffers for rows of width D; called after the network has been built."""
         self.register_buffer("rows", torch.zeros(self.num_classes, width), persistent=False)
@@ -47,7 +44,8 @@ class ClassRowsModule(FederatedModule):
 
     def load_payload(self, payload: State) -> None:
         """Load the rows of the classes that have one."""
-        self.knows_any = bool(payload)
+        self.rows.zero_()
+        self.known.zero_()
         if payload:
             check_fits(payload, expected_rows(payload, self.rows), f"The payload for {type(self).__name__}")
             rows, counts = unpack_rows(payload, self.rows)
