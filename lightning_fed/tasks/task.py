@@ -213,7 +213,23 @@ class Multiclass(Task):
         return targets != getattr(self.loss, "ignore_index", CrossEntropyLoss().ignore_index)
 
 
-class Binary(Task):
+class Labels(Task):
+    """Labels of yes or no, each with a logit; what is measured are their probabilities."""
+
+    def usual_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy of each label, the mean over all."""
+        return binary_cross_entropy_with_logits(outputs, targets)
+
+    def prepared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return compared(outputs, targets)
+
+    def measured(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Probabilities, and targets as integers."""
+        outputs, targets = compared(widened(outputs), targets)
+        return outputs.sigmoid(), targets.long()
+
+
+class Binary(Labels):
     """Yes or no: one logit ``(B, 1)``, targets ``(B,)`` or ``(B, 1)`` of 0 and 1. Metrics get probabilities; yes is predicted above
     0.5. ``auroc`` is NaN if all examples are of one class.
     """
@@ -226,20 +242,8 @@ class Binary(Task):
     }
     always = ("accuracy",)
 
-    def usual_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy, the mean over a batch."""
-        return binary_cross_entropy_with_logits(outputs, targets)
 
-    def prepared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return compared(outputs, targets)
-
-    def measured(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Probabilities, and targets as integers."""
-        outputs, targets = compared(widened(outputs), targets)
-        return outputs.sigmoid(), targets.long()
-
-
-class Multilabel(Task):
+class Multilabel(Labels):
     """Any number of labels at once: logits ``(B, L)``, targets ``(B, L)`` of 0 and 1. Metrics get probabilities; a label counts as
     predicted above 0.5. ``f1`` is the mean over the labels, ``accuracy`` the share of correct labels, ``exact_match`` the share
     of examples with only correct labels.
@@ -258,17 +262,6 @@ class Multilabel(Task):
         if outputs == 1:
             raise FederationError("task is 'multilabel', but there is one label: give task 'binary', of one label yes or no.")
         return super().configure_metrics(outputs, network)
-
-    def usual_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy of each label, the mean over all."""
-        return binary_cross_entropy_with_logits(outputs, targets)
-
-    def prepared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return compared(outputs, targets)
-
-    def measured(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Probabilities, and targets as integers."""
-        return widened(outputs).sigmoid(), targets.reshape(outputs.shape).long()
 
 
 class Regression(Task):
