@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import lightning_fed.methods
 from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core import PublicDistillation
 from lightning_fed.core.module import FederatedModule
-from lightning_fed.data import InMemory
+from lightning_fed.data import IID, InMemory
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.methods.families.model_sizes import SizedModule
 from lightning_fed.models import VisionTransformer
@@ -63,6 +64,15 @@ __all__ = [
 
 METHODS = lightning_fed.methods.__all__
 
+INFO = new_data().clients[1]
+"""A client, which a method is tried as without a run."""
+
+X, Y = torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(4)), torch.arange(8) % CLASSES
+"""A batch."""
+
+still = partial(torch.optim.SGD, lr=0.0)
+"""An optimizer that moves nothing."""
+
 new_federation = partial(measured_federation, evaluate_every=0)
 """A silent federation that measures its clients after the last round, which takes as long as a round; on validation data, too, with
 :func:`new_trainer`.
@@ -111,6 +121,36 @@ tiny_transformer = partial(TransformerClassifier, config=TINY_TRANSFORMER)
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 still_transformer = partial(TransformerClassifier, config=TINY_TRANSFORMER | NO_DROPOUT)
 """The same without dropout."""
+
+
+class StillNet(NoisyNet):
+    """Batch norm, but no dropout."""
+
+    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
+        return self.norm(Net.encode(self, x))
+
+
+class Tempered(nn.CrossEntropyLoss):
+    """A loss with a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.zeros(()))
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return super().forward(input * self.log_scale.exp(), target)
+
+
+def infos(*sizes: int) -> list[ClientInfo]:
+    """Clients with so many training examples, of all classes."""
+    return [ClientInfo(client, size, 2, 2, (3,) * CLASSES) for client, size in enumerate(sizes)]
+
+
+def photos(classes: int, num_clients: int, copies: int = 2, **options: Any) -> InMemory:
+    """Noise in the size of CIFAR's images, of which each client has so many of each class."""
+    labels = torch.arange(classes).repeat(copies * num_clients)
+    images = torch.randint(0, 256, (len(labels), 3, 32, 32), dtype=torch.uint8)
+    return InMemory(images, labels, classes, num_clients=num_clients, **{"partition": IID()} | options)
 
 
 def new_texts(num_clients: int = 4, size: int = 200, **options: Any) -> InMemory:
@@ -184,17 +224,19 @@ def final_kept(run_folder: Path) -> dict[int, State]:
     return {client: read_state(checkpoints.clients_folder, record) for client, record in kept.items()}
 
 
+def same_states(one: dict[int, State], other: dict[int, State]) -> bool:
+    """Of the same clients, bit for bit."""
+    return one.keys() == other.keys() and all(same(state, other[client]) for client, state in one.items())
+
+
 def assert_same_end(one: Path, other: Path) -> None:
     """Two runs ended in the same checkpoint, bit for bit."""
     round_1, identity_1, history_1, server_1, clients_1 = final_checkpoint(one)
     round_2, identity_2, history_2, server_2, clients_2 = final_checkpoint(other)
     assert (round_1, identity_1, history_1) == (round_2, identity_2, history_2)
     assert same(server_1, server_2)
-    assert clients_1.keys() == clients_2.keys()
-    assert all(same(clients_1[client], clients_2[client]) for client in clients_1)
-    kept_1, kept_2 = final_kept(one), final_kept(other)
-    assert kept_1.keys() == kept_2.keys()
-    assert all(same(kept_1[client], kept_2[client]) for client in kept_1)
+    assert same_states(clients_1, clients_2)
+    assert same_states(final_kept(one), final_kept(other))
 
 
 def distance(one: State, other: State) -> float:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny import Net
+from tiny import Net, assert_same, new_data, new_federation
 from torch import Tensor
 
+from lightning_fed.engines import InProcess
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, PFedLoRA
 
 
@@ -52,6 +54,13 @@ def dying(*how: Any, of: signal.Signals = signal.SIGKILL) -> Dying:
     module = Dying(str(Path("notes").absolute()), num_classes=4, optimizer=partial(torch.optim.SGD, lr=0.1))
     module.dies_in, module.dies_of = how, of
     return module
+
+
+def assert_undisturbed(federation: Federation) -> None:
+    """Two rounds of three clients, measured in each, ended as in one process in which nobody died."""
+    undisturbed = new_federation(2, engine=InProcess(threads=1), evaluate_every=1)
+    undisturbed.fit(dying("", 0, 0), new_data(3))
+    assert_same(federation, undisturbed)
 
 
 class Failing(FedAvg):

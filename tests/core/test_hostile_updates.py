@@ -8,7 +8,7 @@ import pytest
 import torch
 from often import FEW, mostly_slow
 from tiny import METHODS, data_for, new_data, new_federation, new_method
-from tiny_rounds import check_update
+from tiny_rounds import Changing, check_update
 from torch import Tensor
 
 from lightning_fed.core.aggregation import check_form
@@ -178,20 +178,6 @@ def test_an_update_that_was_not_is_taken_in() -> None:
     check_update(ClientUpdate(0, 1, state, {"val/accuracy": NAN, "train/loss": 1, "flops": 2.0}), state)
 
 
-class Tampered(InProcess):
-    """Changes what comes of turns of one kind."""
-
-    def __init__(self, verb: str, tamper: Tampering) -> None:
-        super().__init__()
-        self.verb, self.tamper = verb, tamper
-
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
-        for turn in turns:
-            [update] = super().run([turn])
-            assert isinstance(update, ClientUpdate)
-            yield (self.tamper(update) or update) if turn.verb == self.verb else update
-
-
 @pytest.mark.often(2)
 @pytest.mark.parametrize(
     ("verb", "tamper", "message"),
@@ -205,8 +191,9 @@ class Tampered(InProcess):
     ],
 )
 def test_what_is_measured_or_gathered_is_checked_too(verb: str, tamper: Tampering, message: str) -> None:
+    engine = Changing(lambda turn, update: (tamper(update) or update) if turn.verb == verb else update)
     with pytest.raises(FederationError, match=message):
-        new_federation(1, engine=Tampered(verb, tamper)).fit(new_method("HeteroFL"), new_data(2, 40))
+        new_federation(1, engine=engine).fit(new_method("HeteroFL"), new_data(2, 40))
 
 
 def test_form_alone_says_nothing_about_names_and_shapes() -> None:

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 from often import mostly_slow
-from tiny import Net, Recording, assert_same, assert_same_end, data_for, new_data, new_federation, new_method, new_trainer, same
+from tiny import Net, Recording, assert_same, assert_same_end, data_for, new_data, new_federation, new_method, new_trainer
 from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import (
@@ -120,19 +120,6 @@ def test_a_federation_has_the_rate_of_its_round() -> None:
     federation = new_federation(4, participation=0.5, evaluate_every=0)
     history = federation.fit(FedAvg(Net, 4, sgd, lr_scheduler=halved), new_data())
     assert [row["lr/local"] for row in history] == [1.0, 0.5, 0.25, 0.125]
-
-
-def test_with_a_schedule_over_rounds_each_round_is_that_of_its_rate() -> None:
-    """A round at rate r with a schedule is the round of a federation whose optimizer has that rate."""
-    scheduled, constant = Recording(), Recording()
-    new_federation(2, engine=scheduled).fit(FedAvg(Net, 4, sgd, lr_scheduler=partial(MultiStepLR, milestones=[1])), new_data())
-    new_federation(2, engine=constant).fit(FedAvg(Net, 4, sgd), new_data())
-    assert all(same(a.state, b.state) for (_, a), (_, b) in zip(scheduled.fits(1), constant.fits(1), strict=True))
-    for (turn, update), (_, other) in zip(scheduled.fits(2), constant.fits(2), strict=True):
-        moved, reference = (
-            (turn.broadcast.state["backbone.head.bias"] - u.state["backbone.head.bias"]).norm() for u in (update, other)
-        )
-        assert 0 < moved < 0.5 * reference
 
 
 @pytest.mark.parametrize("name", mostly_slow(["FedAvg", "PF2LoRA"], often={"FedAvg"}))

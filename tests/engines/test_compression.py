@@ -1,6 +1,5 @@
 """Compressed messages: known answers, and what a run makes of them."""
 
-from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -24,9 +23,10 @@ from tiny import (
     private_states,
     same,
 )
+from tiny_rounds import Losing
 from torch import Tensor
 
-from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnFailure
+from lightning_fed.core.messages import Broadcast
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.engines.compression import ERROR, INDEX, INT8, SCALE, TOPK, Compression
 from lightning_fed.errors import FederationError
@@ -282,15 +282,9 @@ def test_a_broadcast_is_expanded_to_what_was_rounded() -> None:
 def test_a_round_that_nobody_answered_changes_nothing_for_the_next_one(tmp_path: Path) -> None:
     """What is sent is rounded on the round's stream, whether the run was stopped between the two or not."""
 
-    class Lost(InProcess):
-        def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
-            for turn in turns:
-                fits = turn.verb == "fit" and turn.round == 1
-                yield TurnFailure(turn.client.id, "gone") if fits else next(iter(super().run([turn])))
-
     def played(rounds: int, folder: Path, ckpt_path: str | None = None) -> State:
-        scheme = Compression(down="int8")
-        federation = new_federation(rounds, folder, engine=Lost(), compression=scheme, participation=1.0)
+        scheme, lost = Compression(down="int8"), Losing(lambda turn: (turn.verb, turn.round) == ("fit", 1))
+        federation = new_federation(rounds, folder, engine=lost, compression=scheme, participation=1.0)
         federation.fit(FedAvg(Net, CLASSES, momentum), new_data(2, size=40), ckpt_path)
         return federation.run.server.state
 

@@ -30,7 +30,7 @@ from tiny import (
     new_trainer,
     private_states,
 )
-from tiny_deaths import Failing, dying
+from tiny_deaths import Failing, assert_undisturbed, dying
 from tiny_frozen import new_case
 from tiny_sessions import family, gone_within
 from torch import Tensor
@@ -186,9 +186,7 @@ def test_a_worker_that_is_killed_is_replaced(stage: str, engine: Processes) -> N
     federation = new_federation(2, engine=engine, evaluate_every=1)
     federation.fit(dying(stage, 1, 1), new_data(3))
     assert Path("notes").read_bytes() == b"x"
-    undisturbed = new_federation(2, engine=InProcess(threads=1), evaluate_every=1)
-    undisturbed.fit(dying("", 0, 0), new_data(3))
-    assert_same(federation, undisturbed)
+    assert_undisturbed(federation)
 
 
 @needs_proc
@@ -202,9 +200,7 @@ def test_a_worker_that_stands_still_is_replaced_after_the_timeout(capsys: pytest
     found = re.fullmatch(said, capsys.readouterr().out)
     assert found
     assert not Path(f"/proc/{found[1]}").exists()
-    undisturbed = new_federation(2, engine=InProcess(threads=1), evaluate_every=1)
-    undisturbed.fit(dying("", 0, 0), new_data(3))
-    assert_same(federation, undisturbed)
+    assert_undisturbed(federation)
 
 
 def test_two_deaths_end_the_run_with_client_round_signal_and_remedy(engine: Processes) -> None:

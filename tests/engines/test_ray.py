@@ -28,7 +28,7 @@ from tiny import (
     private_states,
     sgd,
 )
-from tiny_deaths import Failing, dying
+from tiny_deaths import Failing, assert_undisturbed, dying
 from tiny_sessions import family, gone_within
 
 import lightning_fed
@@ -193,9 +193,7 @@ def test_a_worker_that_is_killed_is_replaced(stage: str, cluster: None, capfd: p
     federation = new_federation(2, engine=Ray(), evaluate_every=1)
     federation.fit(dying(stage, 1, 1), new_data(3))
     assert Path("notes").read_bytes() == b"x"
-    undisturbed = new_federation(2, engine=InProcess(threads=1), evaluate_every=1)
-    undisturbed.fit(dying("", 0, 0), new_data(3))
-    assert_same(federation, undisturbed)
+    assert_undisturbed(federation)
 
 
 def test_a_worker_that_stands_still_is_replaced_after_the_timeout(cluster: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,9 +201,7 @@ def test_a_worker_that_stands_still_is_replaced_after_the_timeout(cluster: None,
     federation.fit(dying("fit", 1, 1, of=signal.SIGSTOP), new_data(3))
     said = r"Round 1: the turn of client 1 \(fit\) has taken 1[5-9][\d.]* s in a worker on [\d.]+.* The worker counts as dead\."
     assert re.search(said, capsys.readouterr().out)
-    undisturbed = new_federation(2, engine=InProcess(threads=1), evaluate_every=1)
-    undisturbed.fit(dying("", 0, 0), new_data(3))
-    assert_same(federation, undisturbed)
+    assert_undisturbed(federation)
     assert free() == {"CPU": 2, "GPU": 1}
 
 

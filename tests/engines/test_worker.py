@@ -30,11 +30,10 @@ from tiny import (
     same,
     sgd,
 )
-from tiny_rounds import fit
+from tiny_rounds import AfterRounds, fit
 from torch import Tensor
 from torchmetrics import MetricCollection
 
-from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core import FineTuning
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnFailure, TurnResult
 from lightning_fed.core.phase import Phase
@@ -165,21 +164,10 @@ class Exploding(FedPer):
         return [Phase("body", body, self.client_loss, sgd, epochs=1), Phase("head", head, self.client_loss, explode, steps=1)]
 
 
-class ExplodeAfter(FederationCallback):
-    """Lets heads explode after a round."""
-
-    def __init__(self, round: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.round = round
-        self.monkeypatch = monkeypatch
-
-    def on_round_end(self, run: RunView) -> None:
-        if run.round == self.round:
-            self.monkeypatch.setattr(Exploding, "rate", math.inf)
-
-
 def test_a_private_state_that_is_not_finite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is sent is finite, so that the server would not notice. The round before can be continued from."""
-    federation = new_federation(3, run_dir="runs", callbacks=[ExplodeAfter(1, monkeypatch)])
+    explode = AfterRounds(lambda run: monkeypatch.setattr(Exploding, "rate", math.inf))
+    federation = new_federation(3, run_dir="runs", callbacks=[explode])
     message = r"^Client 0 in round 2: The private state holds NaN or infinity in 'backbone\.head\.\w+': its training diverged"
     with pytest.raises(FederationError, match=message):
         federation.fit(Exploding(Net, CLASSES), new_data(3, 120))
@@ -343,23 +331,13 @@ def test_phases_are_asked_for_once_per_turn(monkeypatch: pytest.MonkeyPatch) -> 
     assert Asked.times == 3
 
 
-class Steps(FederationCallback):
-    """Remembers how many steps each turn took."""
-
-    def __init__(self) -> None:
-        self.taken: list[float] = []
-
-    def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
-        self.taken.append(update.metrics["steps"])
-
-
 def test_steps_do_not_depend_on_the_length_of_epochs() -> None:
     """Shorter epochs are more of them, also for a phase that comes after another."""
-    trainer, counted = partial(new_trainer, limit_train_batches=2), Steps()
+    trainer, engine = partial(new_trainer, limit_train_batches=2), Recording()
     rep = FedRep(Net, CLASSES, head_epochs=1, optimizer=sgd, steps=7)
     for model, steps in ((FedAvg(Net, CLASSES, sgd, steps=7), 7), (rep, 2 + 7)):
-        new_federation(1, trainer=trainer, callbacks=[counted]).fit(model, new_data(2, 120))
-        assert counted.taken[-2:] == [steps, steps]
+        new_federation(1, trainer=trainer, engine=engine).fit(model, new_data(2, 120))
+        assert [update.metrics["steps"] for update in engine.trained[-2:]] == [steps, steps]
 
 
 class TakesCopies(FedAvg):

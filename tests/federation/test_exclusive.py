@@ -9,24 +9,14 @@ from typing import Any
 import pytest
 import torch
 from tiny import CLASSES, Net, new_data, new_federation, same
+from tiny_rounds import AfterRounds
 
 from lightning_fed import FederationError
-from lightning_fed.callbacks import FederationCallback
 from lightning_fed.methods import FedAvg
 
 
-class AtRound(FederationCallback):
-    """Does something once a round has ended."""
-
-    def __init__(self, act: Callable[[], Any]) -> None:
-        self.act = act
-
-    def on_round_end(self, run: Any) -> None:
-        self.act()
-
-
 def play(act: Callable[[], Any] = lambda: None, rounds: int = 1) -> Any:
-    federation = new_federation(rounds, callbacks=[AtRound(act)])
+    federation = new_federation(rounds, callbacks=[AfterRounds(lambda run: act())])
     federation.fit(FedAvg(Net, CLASSES), new_data(2, 60))
     return federation.run.server.state_dict()
 

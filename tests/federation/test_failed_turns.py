@@ -3,14 +3,15 @@
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from often import FEW, mostly_slow
-from tiny import CLASSES, METHODS, Net, data_for, momentum, new_data, new_federation, new_method, same
+from tiny import CLASSES, METHODS, Net, data_for, momentum, new_data, new_federation, new_method, same, still
+from tiny_rounds import Losing
 from torch import Tensor
 
 from lightning_fed.callbacks import FederationCallback, RunView
@@ -26,29 +27,23 @@ from lightning_fed.tensors import State, count_bytes
 
 WITH_COHORTS = [name for name in METHODS if name != "Cyclic"]  # whose rounds have one client
 each_method = pytest.mark.parametrize("name", mostly_slow(WITH_COHORTS, FEW))
-no_sgd = partial(torch.optim.SGD, lr=0.0)
 
 
-class Losing(InProcess):
-    """Loses some turns, and keeps what is taken and what comes of fit turns."""
+class Noting(Losing):
+    """Keeps what is taken and what comes of fit turns."""
 
     def __init__(self, lost: Callable[[Turn], bool]) -> None:
-        super().__init__()
-        self.lost = lost
+        super().__init__(lost)
         self.turns: list[Turn] = []
         self.updates: dict[tuple[int, int], ClientUpdate] = {}  # by round and client
 
     def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         for turn in turns:
             self.turns.append(turn)
-            if self.lost(turn):
-                yield TurnFailure(turn.client.id, "its battery was empty")
-                continue
-            for update in super().run([turn]):
-                if turn.verb == "fit":
-                    assert isinstance(update, ClientUpdate)
-                    self.updates[turn.round, turn.client.id] = update
-                yield update
+            [update] = super().run([turn])
+            if turn.verb == "fit" and isinstance(update, ClientUpdate):
+                self.updates[turn.round, turn.client.id] = update
+            yield update
 
 
 class Watch(FederationCallback):
@@ -74,8 +69,8 @@ class Watch(FederationCallback):
 
 def fit(
     model: str | FederatedModule, lost: Callable[[Turn], bool], rounds: int = 3, **options: Any
-) -> tuple[Federation, Losing, Watch]:
-    engine, watch = Losing(lost), Watch()
+) -> tuple[Federation, Noting, Watch]:
+    engine, watch = Noting(lost), Watch()
     federation = new_federation(rounds, engine=engine, callbacks=[watch], **{"evaluate_every": 0} | options)
     if isinstance(model, str):
         federation.fit(new_method(model), data_for(model, num_clients=3, size=100))
@@ -97,7 +92,7 @@ def everybody(name: str) -> set[int]:
 
 
 @cache
-def losing(name: str) -> tuple[Federation, Losing, Watch]:
+def losing(name: str) -> tuple[Federation, Noting, Watch]:
     """Four rounds; one client is lost in the second, all are in the third."""
     one, all_of_them = fits_of(2, max(everybody(name) - {2})), fits_of(3, *everybody(name))
     return fit(name, lambda turn: one(turn) or all_of_them(turn), rounds=4)
@@ -184,7 +179,7 @@ def test_the_previous_model_stands_in_for_a_full_size_client_that_is_lost() -> N
     """What lies behind the largest rank fades by the weight of full size, and stays; without anchor it is erased."""
 
     def played(lost: Callable[[Turn], bool], anchor: str) -> Federation:
-        method = FedHM(Net, CLASSES, ratios=[1.0, 0.5, 0.5], anchor=anchor, masked=False, optimizer=no_sgd, decay=0.0)
+        method = FedHM(Net, CLASSES, ratios=[1.0, 0.5, 0.5], anchor=anchor, masked=False, optimizer=still, decay=0.0)
         return fit(method, lost, rounds=1)[0]
 
     share = math.exp(1.0) / (math.exp(1.0) + 2 * math.exp(0.5))

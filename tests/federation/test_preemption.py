@@ -6,19 +6,15 @@ from typing import Any
 
 import pytest
 from tiny import CLASSES, Net, new_data, new_federation, same
+from tiny_rounds import AfterRounds
 
 from lightning_fed.callbacks import FederationCallback
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg
 from lightning_fed.system.signals import Preempted
 
-
-class AfterRoundOne(FederationCallback):
-    """Asks it to."""
-
-    def on_round_end(self, run: Any) -> None:
-        if run.round == 1:
-            signal.raise_signal(signal.SIGUSR1)
+asking = AfterRounds(lambda run: signal.raise_signal(signal.SIGUSR1) if run.round == 1 else None)
+"""Asks it to."""
 
 
 def federation(callbacks: list[FederationCallback], **options: Any) -> Federation:
@@ -33,19 +29,19 @@ def fit(federation: Federation) -> Federation:
 
 def test_it_stops_at_its_next_checkpoint_and_goes_on_as_if_it_had_not() -> None:
     whole = fit(federation([], run_dir=None))
-    stopped = federation([AfterRoundOne()])
+    stopped = federation([asking])
     with pytest.raises(Preempted) as ended:
         fit(stopped)
     assert (ended.value.code, stopped.run.round) == (75, 2)
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
-    continued = fit(federation([AfterRoundOne()]))
+    continued = fit(federation([asking]))
     assert continued.run.folder == stopped.run.folder
     assert len(continued.run.history) == 5
     assert same(continued.run.server.state_dict(), whole.run.server.state_dict())
 
 
 def test_without_checkpoints_it_plays_all_its_rounds() -> None:
-    assert fit(federation([AfterRoundOne()], checkpoint_every=0)).run.round == 5
+    assert fit(federation([asking], checkpoint_every=0)).run.round == 5
 
 
 def test_a_signal_that_somebody_else_handles_is_theirs() -> None:
@@ -53,7 +49,7 @@ def test_a_signal_that_somebody_else_handles_is_theirs() -> None:
     handle: Callable[..., None] = lambda number, frame: caught.append(number)  # noqa: E731
     before = signal.signal(signal.SIGUSR1, handle)
     try:
-        fit(federation([AfterRoundOne()]))
+        fit(federation([asking]))
         assert signal.getsignal(signal.SIGUSR1) is handle
     finally:
         signal.signal(signal.SIGUSR1, before)

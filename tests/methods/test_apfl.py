@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, private_states, same, sgd
+from tiny import CLASSES, INFO, Net, NoisyNet, Recording, momentum, new_data, private_states, same, sgd
 from tiny_loops import batches, fixed
 from tiny_rounds import fit
 from torch.func import functional_call
@@ -17,7 +17,6 @@ from lightning_fed.methods import APFL, FedAvg, Standalone
 from lightning_fed.privacy import ExampleDP
 from lightning_fed.tensors import State
 
-INFO = new_data().clients[1]
 fit = partial(fit, rounds=2)
 
 

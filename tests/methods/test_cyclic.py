@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import CLASSES, Net, new_data, new_federation, same, sgd
+from tiny import CLASSES, Net, Recording, new_data, new_federation, same, sgd
+from tiny_rounds import AfterRounds
 
-from lightning_fed.callbacks import FederationCallback, RunView
-from lightning_fed.core import Broadcast, ClientUpdate
+from lightning_fed.core import Broadcast
 from lightning_fed.core.messages import Turn
 from lightning_fed.methods import Cyclic
 from lightning_fed.tensors import State
@@ -17,24 +17,12 @@ Played = list[tuple[int, State]]
 """Of each round who took part, and the server's model after it."""
 
 
-class Watch(FederationCallback):
-    def __init__(self) -> None:
-        self.clients: list[int] = []
-        self.played: Played = []
-
-    def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
-        self.clients.append(update.client)
-
-    def on_round_end(self, run: RunView) -> None:
-        self.played.append((self.clients[-1], run.server.state))
-
-
 def play(rounds: int, seed: int = 0, **options: Any) -> tuple[Played, Any]:
-    watch = Watch()
-    federation = new_federation(rounds, callbacks=[watch], participation=0.5, evaluate_every=0, seed=seed)
+    engine, states = Recording(), []
+    note = AfterRounds(lambda run: states.append(run.server.state))
+    federation = new_federation(rounds, engine=engine, callbacks=[note], participation=0.5, evaluate_every=0, seed=seed)
     federation.fit(Cyclic(Net, CLASSES, optimizer=sgd, steps=2, **options), new_data(3, 120))
-    assert len(watch.clients) == rounds
-    return watch.played, federation
+    return list(zip([update.client for update in engine.trained], states, strict=True)), federation
 
 
 @pytest.mark.parametrize("seed", [0, 42])

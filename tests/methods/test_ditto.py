@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_federation, new_trainer, private_states, same, sgd
+from tiny import CLASSES, INFO, Net, NoisyNet, Recording, momentum, new_data, new_federation, new_trainer, private_states, same, sgd
 from tiny_loops import fixed
 from tiny_rounds import fit
 
@@ -14,9 +14,6 @@ from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import Ditto, FedAvg, PFedSD, Standalone
 from lightning_fed.tensors import State
 from lightning_fed.testing.toys import PartlyFrozenNet
-
-INFO = new_data().clients[1]
-
 
 fit = partial(fit, rounds=3)
 

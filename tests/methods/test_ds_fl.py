@@ -1,6 +1,5 @@
 """DS-FL against its paper."""
 
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
@@ -9,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import CLASSES, Net, Recording, WideNet, momentum, private_states, same
-from tiny_loops import batches, step, stripped
+from tiny import CLASSES, Net, Recording, WideNet, momentum, private_states, same, same_states
+from tiny_loops import batches, learn, step, stripped
 from tiny_public import PROXY, fit, losing, public_epochs, with_public
+from tiny_rounds import Changing
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from lightning_fed.core import FineTuning
-from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
+from lightning_fed.core.messages import ClientUpdate, Turn
 from lightning_fed.data.client_info import SERVER
 from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
@@ -126,9 +125,7 @@ def test_rounds_are_those_of_a_bare_loop(aggregation: Any, order: Any) -> None:
         for k in range(4):
             if order == "distill_then_train" and learned is not None:
                 distill(k, *learned, PUBLIC_TRAINING, round, k)
-            optimizer = momentum(networks[k].parameters())
-            for x, y in batches(data, k, round, 0):
-                step(optimizer, cross_entropy(networks[k](x), y))
+            learn(networks[k], batches(data, k, round, 0), momentum)
             with torch.no_grad():
                 said.append(networks[k](PROXY[examples]).softmax(1))
         mean = torch.stack(said).mean(0)
@@ -146,19 +143,8 @@ def test_rounds_are_those_of_a_bare_loop(aggregation: Any, order: Any) -> None:
 
 def test_without_distillation_it_is_standalone_bit_for_bit() -> None:
     ours, theirs = played(distill_epochs=0), fit(Standalone([Net, WideNet], CLASSES, momentum), with_public())
-    mine, other = private_states(ours), private_states(theirs)
-    assert mine.keys() == other.keys()
-    assert all(same(mine[client], other[client]) for client in mine)
+    assert same_states(private_states(ours), private_states(theirs))
     assert "server/steps" not in ours.run.history[-1]
-
-
-def test_the_label_of_a_lone_client_is_its_own_sharpened() -> None:
-    federation = fit(new(distill_epochs=0, temperature=0.2), with_public(1), rounds=1)
-    with seeded(0, SERVER_ROUND, 1):
-        examples = torch.randperm(50)[:OPEN].sort().values
-    with torch.no_grad():
-        own = federation.client_module(0).eval()(PROXY[examples]).softmax(1)
-    torch.testing.assert_close(server_of(federation).labels["labels/probabilities"], (own / 0.2).softmax(1))
 
 
 @pytest.mark.often(1)
@@ -273,15 +259,11 @@ def test_a_client_whose_lesson_is_lost_goes_on_as_it_was(capsys: pytest.CaptureF
     assert lost.run.history[0]["compute/flops"] < taught.run.history[0]["compute/flops"]
 
 
-class Unsaid(InProcess):
-    """What a lesson took is not said."""
-
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
-        for result in super().run(turns):
-            is_lesson = isinstance(result, ClientUpdate) and result.client != SERVER and "train/distill_loss" in result.metrics
-            yield replace(result, metrics={}) if is_lesson else result
-
-
 def test_what_comes_of_a_lesson_is_checked() -> None:
+    """Here it is not said what a lesson took."""
+
+    def unsaid(turn: Turn, update: ClientUpdate) -> ClientUpdate:
+        return replace(update, metrics={}) if turn.verb == "train_on_public" and update.client != SERVER else update
+
     with pytest.raises(FederationError, match=r"^The update of client 0 lacks the metric 'flops'"):
-        fit(new(), engine=Unsaid(), rounds=1)
+        fit(new(), engine=Changing(unsaid), rounds=1)

@@ -6,41 +6,26 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, Recording, WideNet, momentum, new_data, private_states, same, sgd
+from tiny import CLASSES, INFO, Net, NoisyNet, Recording, WideNet, momentum, new_data, private_states
 from tiny_loops import step, turn_of
-from tiny_rounds import check_update, fit
+from tiny_rounds import assert_same_runs, check_update, fit, with_storage
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.core.class_rows import COUNTS, LABELS, ROWS, present_classes
+from lightning_fed.core.class_rows import COUNTS, LABELS, ROWS, pack_rows, present_classes
 from lightning_fed.core.messages import Broadcast, ClientUpdate
 from lightning_fed.core.module import FederatedModule
-from lightning_fed.data import ClassesPerClient, InMemory
+from lightning_fed.data import ClassesPerClient
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FD, Standalone
 from lightning_fed.methods.fd import DistillationServer
-from lightning_fed.storage.client_store import ClientStore, RoundStore
 from lightning_fed.tensors import State, count_bytes, count_floats, pack_bits
 
-INFO = new_data().clients[1]
 NETWORKS: Any = [Net, WideNet]
 
 
 fit = partial(fit, rounds=3)
-
-
-def apart() -> InMemory:
-    """Two clients that have no label in common."""
-    return new_data(2, 120, partition=ClassesPerClient(2), test_share=0.4)
-
-
-def assert_same_networks(one: Federation, other: Federation) -> None:
-    assert one.run.results == other.run.results
-    ours, theirs = private_states(one), private_states(other)
-    assert ours.keys() == theirs.keys()
-    assert all(same(ours[client], theirs[client]) for client in ours)
 
 
 def info(client: int, labels: tuple[int, ...] = (1,) * CLASSES) -> ClientInfo:
@@ -57,7 +42,7 @@ def sent(client: int, rows: dict[int, Tensor], counts: dict[int, int] | None = N
 
 def new_server(tmp_path: Path, **options: Any) -> DistillationServer:
     server = DistillationServer(torch.zeros(CLASSES, CLASSES), **{"weighting": "uniform"} | options)
-    server.attach_storage(ClientStore(tmp_path / "kept", 1), RoundStore(tmp_path / "scratch", 1))
+    with_storage(server, tmp_path)
     return server
 
 
@@ -84,20 +69,6 @@ def rows() -> list[dict[int, Tensor]]:
 # ----------------------------------------------------------------------------------------------------------------- the server
 
 
-def test_teachers_are_the_others_means(rows: list[dict[int, Tensor]], tmp_path: Path) -> None:
-    server = new_server(tmp_path)
-    merge(server, 1, *(sent(client, own) for client, own in enumerate(rows)))
-    for client, own in enumerate(rows):
-        labels = tuple(int(label in own) for label in range(CLASSES))
-        found = teachers(server, info(client, labels))
-        for label in own:
-            others = [theirs[label] for other, theirs in enumerate(rows) if other != client and label in theirs]
-            assert (label in found) == bool(others)
-            if others:
-                torch.testing.assert_close(found[label], torch.stack(others).mean(dim=0))
-        assert found.keys() <= own.keys()
-
-
 def test_teachers_are_probabilities(rows: list[dict[int, Tensor]], tmp_path: Path) -> None:
     server = new_server(tmp_path)
     tiny = {label: torch.tensor([1.0, 1e-30, 0.0, 0.0]) for label in range(3)}
@@ -108,30 +79,12 @@ def test_teachers_are_probabilities(rows: list[dict[int, Tensor]], tmp_path: Pat
             assert row.sum().item() == pytest.approx(1, abs=1e-6)
 
 
-def test_newcomers_are_taught_the_plain_mean(rows: list[dict[int, Tensor]], tmp_path: Path) -> None:
-    """Those, too, who sent something in an earlier round."""
-    server = new_server(tmp_path)
-    merge(server, 1, sent(2, {label: torch.ones(CLASSES) / CLASSES for label in range(CLASSES)}))
-    merge(server, 2, sent(0, rows[0]), sent(1, rows[1]))
-    for client in (2, 7):
-        found = teachers(server, info(client))
-        assert found.keys() == {0, 1, 2}  # label 3 was nobody's in the last round
-        torch.testing.assert_close(found[0], (rows[0][0] + rows[1][0]) / 2)
-        torch.testing.assert_close(found[1], rows[0][1])
-
-
 def test_a_round_in_which_nobody_arrives_leaves_the_teachers(rows: list[dict[int, Tensor]], tmp_path: Path) -> None:
     server = new_server(tmp_path)
     merge(server, 1, sent(0, rows[0]), sent(1, rows[1]))
     before = teachers(server, info(0))
     merge(server, 2)
     assert all(torch.equal(row, before[label]) for label, row in teachers(server, info(0)).items())
-
-
-def test_a_mean_may_count_by_its_outputs(rows: list[dict[int, Tensor]], tmp_path: Path) -> None:
-    server = new_server(tmp_path, weighting="examples")
-    merge(server, 1, sent(0, rows[0], {2: 30}), sent(1, rows[1], {2: 10}), sent(2, rows[2], {2: 5}))
-    torch.testing.assert_close(teachers(server, info(2))[2], (3 * rows[0][2] + rows[1][2]) / 4)
 
 
 @pytest.mark.parametrize(
@@ -217,79 +170,61 @@ def test_logits_as_targets_have_no_lower_bound_and_probabilities_have() -> None:
     assert min(right) > 0
 
 
-def test_outputs_are_added_up_over_all_epochs_and_sent_by_label() -> None:
-    """Those of the networks as they were, anew in each round."""
-    noted: list[tuple[Tensor, Tensor]] = []
-
-    class Noting(FD):
-        stepping = False  # else FLOPs are counted
-
-        def client_step(self, batch: Any) -> Tensor:
-            self.stepping = True
-            loss = super().client_step(batch)
-            self.stepping = False
-            return loss
-
-        def add_outputs(self, logits: Tensor, y: Tensor) -> None:
-            super().add_outputs(logits, y)
-            if self.stepping:
-                noted.append((logits.clone(), y.clone()))
-
-    engine, data = Recording(), new_data(1, 60)
-    fit(Noting(Net, CLASSES, optimizer=sgd, epochs=2), data, rounds=2, engine=engine)
-    steps = 2 * len(data.client(0).train_dataloader())
-    assert len(noted) == 2 * steps
-    for (_, update), seen in zip(engine.fits(), (noted[:steps], noted[steps:]), strict=True):
-        logits, y = (torch.cat(each) for each in zip(*seen, strict=True))
-        labels = y.unique()
-        expected = torch.stack([logits[y == label].softmax(dim=1).mean(dim=0) for label in labels])
-        torch.testing.assert_close(update.state[ROWS], expected)
-        assert update.state[COUNTS].tolist() == [int((y == label).sum()) for label in labels]
-        assert torch.equal(present_classes(update.state, CLASSES).nonzero().flatten(), labels)
-
-
 # ----------------------------------------------------------------------------------------------------------------- the rounds
 
 
 @pytest.mark.often(1)
 @pytest.mark.parametrize("participation", [0.7, 1.0])
 def test_without_the_second_term_it_is_standalone_bit_for_bit(participation: float) -> None:
-    ours = fit(FD(NETWORKS, CLASSES, 0.0, optimizer=momentum, epochs=2), participation=participation)
-    assert_same_networks(ours, fit(Standalone(NETWORKS, CLASSES, momentum, epochs=2), participation=participation))
+    ours, theirs = FD(NETWORKS, CLASSES, 0.0, optimizer=momentum, epochs=2), Standalone(NETWORKS, CLASSES, momentum, epochs=2)
+    assert_same_runs(ours, theirs, "clients", "results", rounds=3, participation=participation)
 
 
 def test_a_module_of_the_server_has_no_teacher() -> None:
     module = fit(FD(Net, CLASSES, optimizer=momentum), rounds=2).server_module()
     assert isinstance(module, FD)
-    assert not module.knows_any
+    assert not module.known.any()
+
+
+def test_teachers_of_an_earlier_turn_are_forgotten() -> None:
+    module = FD(Net, CLASSES)
+    module.configure_model()
+    module.load_payload(pack_rows(torch.ones(CLASSES, CLASSES), torch.ones(CLASSES, dtype=torch.bool)))
+    assert module.known.all()
+    module.load_payload({})
+    assert not module.known.any()
+    assert not module.rows.any()
 
 
 def test_a_lone_client_is_standalone_bit_for_bit() -> None:
-    ours = fit(FD(NoisyNet, CLASSES, optimizer=momentum), new_data(1, 60))
-    assert_same_networks(ours, fit(Standalone(NoisyNet, CLASSES, momentum), new_data(1, 60)))
+    ours, theirs = FD(NoisyNet, CLASSES, optimizer=momentum), Standalone(NoisyNet, CLASSES, momentum)
+    assert_same_runs(ours, theirs, "clients", "results", data=new_data(1, 60), rounds=3)
 
 
 def test_clients_without_a_label_in_common_are_standalone_bit_for_bit() -> None:
-    ours = fit(FD(NETWORKS, CLASSES, optimizer=momentum), apart())
-    assert_same_networks(ours, fit(Standalone(NETWORKS, CLASSES, momentum), apart()))
+    """Two clients that have no label in common."""
+    data = new_data(2, 120, partition=ClassesPerClient(2), test_share=0.4)
+    ours, theirs = FD(NETWORKS, CLASSES, optimizer=momentum), Standalone(NETWORKS, CLASSES, momentum)
+    assert_same_runs(ours, theirs, "clients", "results", data=data, rounds=3)
 
 
-def bare_rounds(initial: list[State], cohorts: list[list[int]], gamma: float, epochs: int) -> list[State]:
+def bare_rounds(initial: list[State], cohorts: list[list[int]], gamma: float, epochs: int, by_examples: bool) -> list[State]:
     """The method once more, from its card: everybody's network after the rounds."""
     data = new_data(3, 120)
     data.setup()
     networks = [NETWORKS[k % 2](CLASSES) for k in range(3)]
     for network, state in zip(networks, initial, strict=True):
         network.load_state_dict({name.removeprefix("backbone."): t for name, t in state.items()})
-    means: dict[int, dict[int, Tensor]] = {}
+    means: dict[int, dict[int, tuple[Tensor, int]]] = {}
     for round, cohort in enumerate(cohorts, start=1):
-        new: dict[int, dict[int, Tensor]] = {}
+        new: dict[int, dict[int, tuple[Tensor, int]]] = {}
         for k in cohort:
             teacher = {}
             for label in range(CLASSES):
                 others = [rows[label] for j, rows in means.items() if j != k and label in rows]
                 if others:
-                    teacher[label] = torch.stack(others).mean(dim=0)
+                    weights = torch.tensor([count if by_examples else 1 for _, count in others])
+                    teacher[label] = (weights / weights.sum()) @ torch.stack([mean for mean, _ in others])
             optimizer = momentum(networks[k].parameters())
             outputs: dict[int, list[Tensor]] = {}
             for x, y in turn_of(data, k, round, epochs):
@@ -300,19 +235,19 @@ def bare_rounds(initial: list[State], cohorts: list[list[int]], gamma: float, ep
                         loss = loss + gamma * cross_entropy(out[None], teacher[label][None]) / len(y)
                     outputs.setdefault(label, []).append(out.detach().softmax(dim=0))
                 step(optimizer, loss)
-            new[k] = {label: torch.stack(rows).mean(dim=0) for label, rows in outputs.items()}
+            new[k] = {label: (torch.stack(rows).mean(dim=0), len(rows)) for label, rows in outputs.items()}
         means = new
     return [{f"backbone.{name}": t for name, t in network.state_dict().items()} for network in networks]
 
 
-@pytest.mark.often(1)
-@pytest.mark.parametrize("participation", [0.7, 1.0])
-def test_rounds_are_those_of_a_bare_loop(participation: float) -> None:
+@pytest.mark.parametrize(("participation", "weighting"), [(0.7, "uniform"), (1.0, "examples")])
+def test_rounds_are_those_of_a_bare_loop(participation: float, weighting: Any) -> None:
     engine = Recording()
-    federation = fit(FD(NETWORKS, CLASSES, 0.5, optimizer=momentum, epochs=2), participation=participation, engine=engine)
+    model = FD(NETWORKS, CLASSES, 0.5, weighting=weighting, optimizer=momentum, epochs=2)
+    federation = fit(model, participation=participation, engine=engine)
     cohorts = [[turn.client.id for turn, _ in engine.fits(round)] for round in (1, 2, 3)]
     initial = [FD(NETWORKS, CLASSES).for_client(client).private_state() for client in federation.run.clients]
-    expected = bare_rounds(initial, cohorts, 0.5, 2)
+    expected = bare_rounds(initial, cohorts, 0.5, 2, weighting == "examples")
     for client, private in private_states(federation).items():
         torch.testing.assert_close(private, expected[client], rtol=1e-4, atol=1e-5)
 
@@ -327,7 +262,7 @@ def test_traffic_of_two_labels_of_ten() -> None:
     module.add_outputs(torch.randn(5, 10), torch.tensor([0, 0, 4, 0, 4]))
     assert (count_floats(module.update_state()), count_bytes(module.update_state())) == (20, 80 + 8 + 2)
     server = DistillationServer(torch.zeros(10, 10), "uniform")
-    server.attach_storage(ClientStore(Path("kept"), 1), RoundStore(Path("scratch"), 1))
+    with_storage(server, Path())
     everything = {ROWS: torch.full((10, 10), 0.1), LABELS: pack_bits(torch.ones(10).bool()), COUNTS: torch.ones(10).int()}
     merge(server, 1, ClientUpdate(0, 1, module.update_state()), ClientUpdate(1, 1, everything))
     down = server.broadcast(ClientInfo(0, 5, 0, 0, counts)).state

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, private_states, same, sgd
-from tiny_loops import batches, fixed, step, stripped, turn_of
-from tiny_rounds import fit
+from tiny_loops import batches, fixed, learn, stripped, turn_of
+from tiny_rounds import assert_same_runs, fit
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
@@ -31,10 +31,8 @@ class Alone(FedALA):
 
 def test_with_weights_that_stay_1_it_is_fedavg_bit_for_bit() -> None:
     """With dropout and batch norm, and clients that are absent; the clients are measured with the global model."""
-    ours = fit(FedALA(NoisyNet, CLASSES, weight_epochs=0, first_weight_epochs=0, optimizer=momentum), participation=0.7)
-    theirs = fit(FedAvg(NoisyNet, CLASSES, momentum), participation=0.7)
-    assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
-    assert ours.run.results == theirs.run.results
+    ours = FedALA(NoisyNet, CLASSES, weight_epochs=0, first_weight_epochs=0, optimizer=momentum)
+    assert_same_runs(ours, FedAvg(NoisyNet, CLASSES, momentum), "server", "results", rounds=3, participation=0.7)
 
 
 def test_with_weights_that_stay_0_in_all_layers_it_is_standalone() -> None:
@@ -69,9 +67,7 @@ def test_rounds_are_those_of_a_plain_loop(rate: float) -> None:
                     moved = weights[client][name] - rate * grad * (own[name] - last[client][name])
                     weights[client][name] = moved.clamp(0, 1).detach()
             local.load_state_dict(mixture(), strict=False)
-            optimizer = sgd(local.parameters())
-            for x, y in batches(data, client, round, passes):
-                step(optimizer, cross_entropy(local(x), y))
+            learn(local, batches(data, client, round, passes), sgd)
             last[client] = {n: p.detach().clone() for n, p in local.named_parameters() if n in HEAD}
             states.append({name: tensor.clone() for name, tensor in local.state_dict().items()})
         network.load_state_dict(weighted_mean(states, [info.num_train for info in data.clients]))

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_trainer, private_states, same, sgd
+from tiny import CLASSES, INFO, Net, NoisyNet, Recording, momentum, new_data, new_trainer, private_states, same, sgd
 from tiny_loops import fixed, step, stripped, turn_of
-from tiny_rounds import fit
+from tiny_rounds import assert_same_runs, fit, with_storage
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -22,10 +22,8 @@ from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAMP, Standalone
 from lightning_fed.methods.fedamp import MODEL, CloudServer
 from lightning_fed.models import CNN1
-from lightning_fed.storage.client_store import ClientStore, RoundStore
 from lightning_fed.tensors import State, count_bytes, count_floats
 
-INFO = new_data().clients[1]
 LIVELY = {"alpha": 1.0, "sigma": 5.0}
 """Settings with which the clients of these tests notice each other."""
 
@@ -41,7 +39,7 @@ def new_server(models: list[Tensor], tmp_path: Path, round: int = 1, **options: 
     """A server that has got these parameters, in a round that begins with everybody taking part."""
     state = {"model/a": models[0][:2].clone(), "model/b": models[0][2:].clone()}
     server = CloudServer(state, FedAMP(Net, CLASSES, **{"alpha": 0.8, "sigma": 2.0} | options))
-    server.attach_storage(ClientStore(tmp_path / "kept", 1), RoundStore(tmp_path / "scratch", 1))
+    with_storage(server, tmp_path)
     for client, model in enumerate(models):
         server.client_state.put(client, {MODEL: model}, round)
     server.on_round_start(round + 1, [info(client) for client in range(len(models))])
@@ -78,13 +76,6 @@ def test_weights_are_those_of_the_paper(models: list[Tensor], tmp_path: Path) ->
     torch.testing.assert_close(off, off.T, rtol=1e-12, atol=0)
 
 
-def test_clouds_are_the_weighted_sums(models: list[Tensor], tmp_path: Path) -> None:
-    server = new_server(models, tmp_path)
-    expected = xi(server) @ torch.stack(models).double()
-    torch.testing.assert_close(torch.stack(clouds(server)).double(), expected, rtol=1e-6, atol=1e-6)
-    assert server.broadcast(info(0)).state.keys() == {"model/a", "model/b"}
-
-
 def test_without_a_step_everybody_keeps_its_own(models: list[Tensor], tmp_path: Path) -> None:
     server = new_server(models, tmp_path, alpha=0.0)
     assert torch.equal(xi(server), torch.eye(5, dtype=torch.float64))
@@ -118,16 +109,6 @@ def test_the_heuristic(models: list[Tensor], tmp_path: Path) -> None:
 def test_alone_the_heuristic_keeps_its_own(models: list[Tensor], tmp_path: Path) -> None:
     server = new_server(models[:1], tmp_path, self_weight=0.3)
     assert xi(server).tolist() == [[1.0]]
-
-
-def test_who_has_sent_nothing_counts_for_nobody_and_has_the_first_model(models: list[Tensor], tmp_path: Path) -> None:
-    server = new_server(models[:2], tmp_path)
-    server.on_round_start(3, [info(1), info(9)])
-    found = server.weights(Vectors(server.client_state, MODEL, [0, 1, 9], server.size, default=models[0]), [1, 9])
-    assert found.shape == (2, 3)
-    assert found[0, 2] == 0
-    distances = [(models[0] - model).double().square().sum() for model in models[:2]]  # client 9 has models[0], as all had at first
-    torch.testing.assert_close(found[1, :2], 0.4 * torch.exp(-torch.stack(distances) / 2.0))
 
 
 def test_participants_a_few_at_a_time(models: list[Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,20 +153,6 @@ def test_a_step_minimises_the_second_term() -> None:
         )
 
 
-def test_it_is_stable_where_a_step_along_the_gradient_is_not() -> None:
-    """c = η λ / α = 5."""
-    module = FedAMP(Net, CLASSES, 1.0, alpha=0.02, optimizer=sgd, epochs=10).for_client(INFO)
-    moved(module)
-    new_trainer(**QUIET, max_epochs=10, limit_val_batches=0).fit(module, datamodule=new_data().client(1))
-    away = [(p.detach() - module.cloud[name]).abs().max().item() for name, p in module.named_parameters()]
-    assert max(away) < 1
-
-
-def test_the_step_size_shrinks_in_steps() -> None:
-    module = FedAMP(Net, CLASSES)
-    assert [module.step_size(round) for round in (1, 30, 31, 60, 61)] == pytest.approx([1e4, 1e4, 1e3, 1e3, 1e2])
-
-
 def test_only_the_rounds_own_phase_is_drawn_to_the_cloud() -> None:
     """Adapting before measuring is not."""
     plain, drawn = (
@@ -201,12 +168,11 @@ def test_only_the_rounds_own_phase_is_drawn_to_the_cloud() -> None:
 @pytest.mark.often(1)
 @pytest.mark.parametrize("participation", [0.5, 1.0])
 def test_without_the_second_term_it_is_standalone_bit_for_bit(participation: float) -> None:
-    ours = fit(FedAMP(fixed(Net), CLASSES, 0.0, optimizer=momentum, epochs=2), participation=participation)
-    theirs = fit(Standalone(fixed(Net), CLASSES, momentum, epochs=2), participation=participation)
-    assert ours.run.results == theirs.run.results
-    mine, alone = private_states(ours), private_states(theirs)
-    assert mine.keys() == alone.keys()
-    assert all(same(mine[client], alone[client]) for client in mine)
+    ours, theirs = (
+        FedAMP(fixed(Net), CLASSES, 0.0, optimizer=momentum, epochs=2),
+        Standalone(fixed(Net), CLASSES, momentum, epochs=2),
+    )
+    assert_same_runs(ours, theirs, "clients", "results", rounds=3, participation=participation)
 
 
 def bare_rounds(model: FedAMP, initial: State, rounds: int, cohorts: list[list[int]]) -> list[State]:
@@ -253,15 +219,6 @@ def test_rounds_are_those_of_a_bare_loop(participation: float) -> None:
     expected = bare_rounds(model(), initial, 3, cohorts)
     for client, private in private_states(federation).items():
         torch.testing.assert_close(stripped(private), expected[client], rtol=1e-4, atol=1e-5)
-
-
-def test_clouds_of_a_round_are_of_what_was_there_before_it() -> None:
-    """Whatever arrives while others are still being sent theirs."""
-    engine = Recording()
-    fit(FedAMP(Net, CLASSES, **LIVELY, optimizer=sgd), engine=engine, rounds=2)
-    sent = [flatten(turn.broadcast.state) for turn, _ in engine.fits(1)]
-    assert all(torch.equal(one, sent[0]) for one in sent)  # the first model, although clients had trained by then
-    assert not torch.equal(*[flatten(turn.broadcast.state) for turn, _ in engine.fits(2)][:2])
 
 
 def test_the_first_anchor_is_the_first_model_and_the_cloud_may_be_the_start() -> None:

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, private_states, same, sgd
-from tiny_loops import batches, fixed, step, turn_of
+from tiny_loops import batches, fixed, learn, turn_of
 from tiny_rounds import at_start, fit
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -101,9 +101,7 @@ def test_rounds_are_those_of_a_plain_loop(rate: float) -> None:
                 loss = classes_apart(local.encode(x), means[client], y)
                 for p, gradient in zip(body, torch.autograd.grad(loss, body), strict=True):
                     p.data -= rate * gradient
-            optimizer = sgd(local.parameters())
-            for x, y in batches(data, client, round, passes):
-                step(optimizer, cross_entropy(local(x), y))
+            learn(local, batches(data, client, round, passes), sgd)
             means[client], trace = seen(local, data, client)
             heads[client] = {n: t.clone() for n, t in local.state_dict().items() if n in HEAD}
             states.append({n: t.clone() for n, t in local.state_dict().items() if n not in HEAD})

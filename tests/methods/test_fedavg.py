@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_trainer, same, sgd
+from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_trainer, photos, same, sgd
 from tiny_loops import stripped
 from tiny_rounds import checked, fit
 from torch.nn.functional import cross_entropy
@@ -98,8 +98,7 @@ def test_different_networks_are_refused() -> None:
 
 def test_traffic_of_cnn1() -> None:
     """All 2,621,558 parameters, down and up."""
-    labels = torch.arange(10).repeat(4)
-    data = InMemory(torch.zeros(40, 3, 32, 32, dtype=torch.uint8), labels, 10, num_clients=2, partition=IID())
+    data = photos(10, 2)
     row = fit(FedAvg(CNN1, 10, epochs=0), data).run.history[0]
     assert row["traffic/down_parameters"] == row["traffic/up_parameters"] == 2 * 2_621_558
     assert row["traffic/down_bytes"] == row["traffic/up_bytes"] == 2 * 4 * 2_621_558

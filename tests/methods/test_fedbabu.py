@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, private_states, same
+from tiny import CLASSES, INFO, Net, NoisyNet, Recording, momentum, new_data, private_states, same
 from tiny_loops import batches, fixed, mean_of, step
 from tiny_rounds import UniformFedAvg, fit
 from torch import nn
@@ -18,8 +18,6 @@ from lightning_fed.methods import FedBABU, FedPer
 from lightning_fed.models import CNN1
 from lightning_fed.seeding import FINE_TUNE, derive_seed
 from lightning_fed.tensors import State, count_floats
-
-INFO = new_data().clients[1]
 
 fit = partial(fit, rounds=3)
 babu = partial(FedBABU, optimizer=momentum)

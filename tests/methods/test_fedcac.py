@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, same, server_client_states, sgd
-from tiny_loops import step, turn_of
-from tiny_rounds import UniformFedAvg, fit
+from tiny import CLASSES, INFO, Net, NoisyNet, Recording, momentum, new_data, same, server_client_states, sgd
+from tiny_loops import learn, turn_of
+from tiny_rounds import UniformFedAvg, assert_same_runs, fit, with_storage
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 import lightning_fed.core.client_state
 from lightning_fed.core.client_state import flatten
@@ -20,11 +19,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg, FedCAC
 from lightning_fed.methods.fedcac import CRITICAL, CollaborationServer, collaborators, critical_entries, overlap_threshold
 from lightning_fed.models import CNN1
-from lightning_fed.storage.client_store import ClientStore, RoundStore
 from lightning_fed.tensors import State, count_bytes, count_floats, pack_bits, unpack_bits
-
-INFO = new_data().clients[1]
-
 
 fit = partial(fit, rounds=3)
 
@@ -119,7 +114,7 @@ def test_who_has_nothing_critical_has_no_overlap_of_its_own() -> None:
 
 def new_server(tmp_path: Path, beta: int = 100) -> CollaborationServer:
     server = CollaborationServer({"b": torch.zeros(3, 4), "a": torch.zeros(5)}, "examples", beta)
-    server.attach_storage(ClientStore(tmp_path / "kept", 1), RoundStore(tmp_path / "scratch", 1))
+    with_storage(server, tmp_path)
     return server
 
 
@@ -151,28 +146,14 @@ def test_what_a_client_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blo
     assert not list(server.round_state)
 
 
-def test_who_does_not_take_part_keeps_its_critical_entries(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    vectors, server = torch.randn(4, 17), new_server(tmp_path)
-    mask = torch.arange(17) < 5
-    server.on_round_start(1, [])
-    server.aggregate([update(0, 1, vectors[0], mask), update(1, 1, vectors[1], mask)])
-    server.on_round_start(2, [])
-    server.aggregate([update(1, 1, vectors[2], ~mask), update(2, 1, vectors[3], ~mask)])
-    expected = torch.where(mask, (vectors[0] + vectors[1]) / 2, (vectors[2] + vectors[3]) / 2)
-    torch.testing.assert_close(flatten(server.broadcast(info(0)).state), expected)
-
-
 # ----------------------------------------------------------------------------------------------------------------- the rounds
 
 
 @pytest.mark.often(1)
 @pytest.mark.parametrize("participation", [0.7, 1.0])
 def test_with_nothing_critical_it_is_fedavg_bit_for_bit(participation: float) -> None:
-    ours = fit(FedCAC(Net, CLASSES, 0.0, optimizer=momentum, epochs=2), participation=participation)
-    theirs = fit(FedAvg(Net, CLASSES, momentum, epochs=2), participation=participation)
-    assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
-    assert ours.run.results == theirs.run.results
+    ours, theirs = FedCAC(Net, CLASSES, 0.0, optimizer=momentum, epochs=2), FedAvg(Net, CLASSES, momentum, epochs=2)
+    assert_same_runs(ours, theirs, "server", "results", rounds=3, participation=participation)
 
 
 class Linear(Net):
@@ -217,9 +198,7 @@ def bare_rounds(model: FedCAC, initial: State, cohorts: list[list[int]]) -> list
         for k in cohort:
             network = Net(CLASSES)
             network.load_state_dict(get[k])
-            optimizer = momentum(network.parameters())
-            for x, y in turn_of(data, k, t, model.epochs):
-                step(optimizer, cross_entropy(network(x), y))
+            learn(network, turn_of(data, k, t, model.epochs), momentum)
             trained[k] = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
             critical[k] = {}
             for name, after in trained[k].items():
@@ -258,18 +237,6 @@ def test_rounds_are_those_of_a_bare_loop(participation: float) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------- the client
-
-
-def test_the_mask_is_of_what_training_changed() -> None:
-    engine = Recording()
-    fit(FedCAC(NoisyNet, CLASSES, 0.3, optimizer=momentum, epochs=2), rounds=2, engine=engine)
-    for turn, sent in engine.fits():
-        masks = []
-        for name, before in turn.broadcast.state.items():
-            after = sent.state[name]
-            masks.append(critical_entries((after - before) * after, 0.3).flatten())
-        assert torch.equal(sent.state[CRITICAL], pack_bits(torch.cat(masks)))
-        assert torch.cat(masks).any()
 
 
 def test_without_training_nothing_is_critical() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, private_states, same, sgd
+from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, private_states, same, sgd, still
 from tiny_loops import fixed
 from tiny_rounds import UniformFedAvg, fit, phases_of
 from torch import nn
@@ -109,7 +109,6 @@ def test_payload_is_the_whole_network() -> None:
 @pytest.mark.parametrize("alternating", [True, False])
 def test_the_low_rank_part_has_its_own_optimizer(alternating: bool) -> None:
     """One that does not move leaves B at zero, whoever learns beside it."""
-    still = partial(torch.optim.SGD, lr=0.0)
     federation = fit(FedDecomp(fixed(Net), CLASSES, alternating=alternating, optimizer=sgd, lora_optimizer=still), rounds=1)
     learned = plain(federation.run.server.state)
     for name, tensor in fixed(Net)(CLASSES).named_parameters():

@@ -1,6 +1,5 @@
 """FedDF against its paper."""
 
-from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from itertools import product
 from typing import Any
@@ -9,28 +8,18 @@ import lightning as L
 import pytest
 import torch
 from often import mostly_slow
-from tiny import (
-    CLASSES,
-    Net,
-    NoisyNet,
-    Recording,
-    WideNet,
-    momentum,
-    new_trainer,
-    same,
-)
-from tiny_loops import batches, mean_of, step
+from tiny import CLASSES, Net, NoisyNet, Recording, WideNet, momentum, new_trainer, same, still
+from tiny_loops import batches, learn, mean_of
 from tiny_public import PROXY, fit, public_batches, with_public
 from tiny_rounds import UniformFedAvg
 from torch import nn
-from torch.nn.functional import cross_entropy
 
-from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.data import PublicShare
-from lightning_fed.engines import InProcess
+from lightning_fed.engines.worker import Worker
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedDF
+from lightning_fed.methods.families.distillation import EnsembleServer
 from lightning_fed.methods.feddf import teacher_outputs
 from lightning_fed.seeding import INITIAL, PUBLIC, seeded
 
@@ -73,9 +62,7 @@ def test_rounds_are_those_of_a_bare_loop(distill_loss: Any, temperature: float) 
         for k in range(4):
             network = [Net, WideNet][k % 2](CLASSES)
             network.load_state_dict(students[k % 2].state_dict())
-            optimizer = momentum(network.parameters())
-            for x, y in batches(data, k, round, 0):
-                step(optimizer, cross_entropy(network(x), y))
+            learn(network, batches(data, k, round, 0), momentum)
             sent.append(network.eval())
         with torch.no_grad():
             z = torch.stack([network(PROXY) for network in sent])
@@ -174,9 +161,9 @@ def test_the_server_hands_out_the_model_of_the_first_architecture() -> None:
 
 def test_who_knows_nothing_does_not_teach() -> None:
     """All that are no better than chance: the averages stay."""
-    model = new(drop_worst=True, optimizer=partial(torch.optim.SGD, lr=0.0))
-    still = fit(model, with_public(val_share=0.3), rounds=1, trainer=new_trainer)
-    row = still.run.history[0]
+    model = new(drop_worst=True, optimizer=still)
+    run = fit(model, with_public(val_share=0.3), rounds=1, trainer=new_trainer)
+    row = run.run.history[0]
     assert row["server/teachers"] < 4
     if row["server/teachers"] == 0:
         assert row["server/steps"] == 0
@@ -223,24 +210,14 @@ def test_the_loss_is_the_divergence_from_the_teachers(distill_loss: Any) -> None
     torch.testing.assert_close(module.student_loss((x, torch.arange(6))), torch.stack(apart).mean())
 
 
-def test_one_teacher_is_in_memory_at_a_time() -> None:
+def test_one_teacher_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are asked for one by one, when the one before has spoken."""
     order: list[str] = []
-
-    class Noting(InProcess):
-        def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
-            def noted() -> Iterator[Turn]:
-                for turn in turns:
-                    order.append(turn.verb)
-                    yield turn
-
-            for update in super().run(noted()):
-                order.append("done")
-                yield update
-
-    fit(new(), engine=Noting(), rounds=1)
-    start = order.index("predict_public")
-    assert order[start : start + 8] == ["predict_public", "done"] * 4
+    teacher, answer = EnsembleServer.teacher, Worker.predict_public
+    monkeypatch.setattr(EnsembleServer, "teacher", lambda *given: order.append("asked") or teacher(*given))
+    monkeypatch.setattr(Worker, "predict_public", lambda *given: order.append("spoke") or answer(*given))
+    fit(new(), rounds=1)
+    assert order == ["asked", "spoke"] * 4
 
 
 def test_a_teacher_that_is_asked_about_a_part_is_refused() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import CLASSES, Net, NoisyNet, Recording, new_data, new_trainer, private_states, same, sgd
+from tiny import CLASSES, INFO, Net, NoisyNet, Recording, new_data, new_trainer, private_states, same, sgd
 from tiny_loops import batches, fixed, mean_of, stripped
-from tiny_rounds import fit
+from tiny_rounds import Bowls, fit
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -18,11 +18,9 @@ from lightning_fed.data import IID
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedDyn, FedProx
-from lightning_fed.methods.feddyn import DynamicUpdate
 from lightning_fed.nn.proximal import half_squared_distance
 from lightning_fed.tensors import State
 
-INFO = new_data().clients[1]
 ALPHA = 0.3
 
 dyn = partial(FedDyn, alpha=ALPHA, optimizer=sgd)
@@ -135,15 +133,9 @@ def test_without_a_step_nothing_changes() -> None:
 
 # ---------------------------------------------------------------------------------------------------- two quadratic clients
 
-H, OPTIMA = (1.0, 5.0), (0.0, 3.0)
 
-
-class Bowl(FedDyn):
-    """Clients whose losses are h_k (w - w_k)² / 2 of one number."""
-
-    def client_loss(self, batch: Any) -> Tensor:
-        which = max(self.client.id, 0) if self.client is not None else 0
-        return H[which] * (self.backbone.head.bias[0] - OPTIMA[which]).square() / 2
+class Bowl(Bowls, FedDyn):
+    curvatures, optima = (1.0, 5.0), (0.0, 3.0)
 
 
 class OtherSign(Bowl):
@@ -164,10 +156,3 @@ def end(method: type[FedDyn], rounds: int = 20) -> float:
 def test_it_finds_the_optimum_of_the_mean_and_a_known_mistake_does_not() -> None:
     assert end(Bowl) == pytest.approx(2.5, abs=5e-3)
     assert abs(end(OtherSign, rounds=10) - 2.5) > 1
-
-
-def test_the_update_is_by_all_clients_and_not_by_participants() -> None:
-    update = DynamicUpdate({"w": torch.zeros(1)}, num_clients=10, alpha=0.5)
-    found = update({"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0])}, clients=2)
-    assert update.state_dict()["w"].item() == pytest.approx(-0.5 * 2 * 2 / 10)
-    assert found["w"].item() == pytest.approx(3 + 0.2 / 0.5)

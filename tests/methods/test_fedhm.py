@@ -11,16 +11,15 @@ import pytest
 import torch
 import yaml
 from often import mostly_slow
-from tiny import CLASSES, Net, Recording, momentum, new_data, new_federation, new_method, new_trainer, sgd, without_seconds
-from tiny_rounds import Changing, UniformFedAvg, at_start, fit
+from tiny import CLASSES, Net, Recording, momentum, new_data, new_federation, new_method, new_trainer, sgd, still, without_seconds
+from tiny_rounds import AfterRounds, UniformFedAvg, at_start, changing_state, fit, two_classes_each
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import lightning_fed.methods
-from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.messages import ClientUpdate, Turn
 from lightning_fed.core.module import FederatedModule
-from lightning_fed.data import ClassesPerClient, ClientDataModule, InMemory
+from lightning_fed.data import ClientDataModule, InMemory
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
@@ -32,7 +31,6 @@ from lightning_fed.nn.factorize import Factorized, recover, unroll
 from lightning_fed.tensors import State, check_fits, count_floats
 from lightning_fed.testing.toys import PartlyFrozenNet
 
-no_sgd = partial(torch.optim.SGD, lr=0.0)
 TinyResNet = partial(ResNet8, width=1 / 16)
 
 
@@ -119,7 +117,7 @@ def spectra(state: State, layers: list[str]) -> dict[str, Tensor]:
 @pytest.mark.parametrize(("ratios", "anchor"), [((0.5, 0.25), "always"), ((1.0, 0.5), "never"), ((0.5, 0.25), "never")])
 def test_a_round_without_learning_erodes_the_tail(network: Any, ratios: tuple[float, float], anchor: str) -> None:
     """The j-th singular value is multiplied by the weights of those whose rank is at least j; the anchor's rank is full."""
-    model = FedHM(network, CLASSES, ratios=ratios, anchor=anchor, optimizer=no_sgd)
+    model = FedHM(network, CLASSES, ratios=ratios, anchor=anchor, optimizer=still)
     federation = fit(model, new_data(2, 80, batch_size=1000))
     model = federation.run.model
     layers, before, after = model.low_rank_layers(), model.shared_state(), federation.run.server.state_dict()
@@ -255,7 +253,7 @@ def huge(state: State) -> State:
 
 def test_what_overflows_when_it_is_merged_ends_the_run() -> None:
     with pytest.raises(FederationError, match=r"^The server's state after round 1 holds NaN or infinity in 'backbone.fc1.w"):
-        fit(FedHM(Net, CLASSES, ratios=[0.5]), new_data(2, 60), engine=Changing(huge))
+        fit(FedHM(Net, CLASSES, ratios=[0.5]), new_data(2, 60), engine=changing_state(huge))
 
 
 # ---------------------------------------------------------------------------------------------------------------- clients
@@ -309,7 +307,7 @@ def test_frobenius_decay_is_logged_apart_from_the_loss() -> None:
     data = new_data(1, 60)
     metrics = []
     for decay in (0.0, 0.3):
-        module = low_rank_client(data, decay=decay, optimizer=no_sgd)
+        module = low_rank_client(data, decay=decay, optimizer=still)
         trainer = new_trainer(**QUIET, max_epochs=1, limit_val_batches=0)
         trainer.fit(module, datamodule=data.client(0))
         metrics.append({name: value.item() for name, value in trainer.callback_metrics.items()})
@@ -427,17 +425,12 @@ TARGET = 0.24
 each_method = pytest.mark.parametrize("name", SIZES)
 
 
-def some_classes_each() -> InMemory:
-    """Three clients of two classes, with unequal numbers of batches."""
-    return new_data(3, 120, partition=ClassesPerClient(2), test_share=0.4, batch_size=10)
-
-
 @cache
 def recorded(name: str) -> tuple[Federation, list[Turn], list[ClientUpdate]]:
     """Three rounds, played once."""
     engine = Recording()
     federation = fit(
-        new_method(name, **SIZES[name]), some_classes_each(), rounds=3, engine=engine, target=TARGET, trainer=new_trainer
+        new_method(name, **SIZES[name]), two_classes_each(), rounds=3, engine=engine, target=TARGET, trainer=new_trainer
     )
     return federation, list(engine.turns), list(engine.updates)
 
@@ -508,21 +501,13 @@ def test_fixed_sizes_are_dealt_in_turn(name: str) -> None:
     assert more == {client: sizes[client % 3] for client in range(8)}
 
 
-class Sizes(FederationCallback):
-    """Notes everybody's size after each round."""
-
-    def __init__(self) -> None:
-        self.rounds: list[dict[int, float | None]] = []
-
-    def on_round_end(self, run: RunView) -> None:
-        self.rounds.append(dict(run.server.model_size))
-
-
 def redrawn(name: str, **options: Any) -> tuple[list[dict[int, float | None]], Federation]:
     """Everybody's size in each of three rounds in which nobody learns; measured in the last."""
-    sizes, method = Sizes(), new_method(name, **SIZES[name], assignment="redrawn", epochs=0)
-    settings: dict[str, Any] = {"rounds": 3, "participation": 0.5, "evaluate_every": 0, "callbacks": [sizes]}
-    return sizes.rounds, fit(method, new_data(4, 160), **settings | options)
+    sizes: list[dict[int, float | None]] = []
+    method = new_method(name, **SIZES[name], assignment="redrawn", epochs=0)
+    note = AfterRounds(lambda run: sizes.append(dict(run.server.model_size)))
+    settings: dict[str, Any] = {"rounds": 3, "participation": 0.5, "evaluate_every": 0, "callbacks": [note]}
+    return sizes, fit(method, new_data(4, 160), **settings | options)
 
 
 @pytest.mark.parametrize("name", mostly_slow(SIZES, often={"FedHM"}))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import CLASSES, Net, momentum, new_data, same
+from tiny import CLASSES, Net, infos, momentum, new_data, same, still
 from tiny_loops import step, stripped
 from tiny_rounds import at_start, fit
 from torch import Tensor, nn
@@ -23,27 +23,23 @@ from lightning_fed.models import ResNet8
 from lightning_fed.nn.factorize import unroll
 from lightning_fed.tensors import State
 
-no_sgd = partial(torch.optim.SGD, lr=0.0)
 without_decay = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 TinyResNet = partial(ResNet8, width=1 / 16)
+CLIENTS = infos(10, 10, 10)
 RATIOS = (1.0, 0.5, 0.25)
-
-
-def clients(number: int) -> list[ClientInfo]:
-    return [ClientInfo(k, 10, 2, 2, (1,) * CLASSES) for k in range(number)]
 
 
 def server_of(number: int, network: Any = TinyResNet, kind: type[FedHM] = FedHMDelta, **options: Any) -> FedHMDeltaServer:
     """At the start of round 1."""
     torch.manual_seed(0)
     method = kind(network, CLASSES, **{"ratios": RATIOS} | options)
-    return at_start(method, clients(number))
+    return at_start(method, CLIENTS[:number])
 
 
 def moved(server: FedHMDeltaServer, client: int, by: float = 0.1) -> ClientUpdate:
     """An update whose numbers differ from those that were sent."""
     stream = torch.Generator().manual_seed(client)
-    sent = server.broadcast(clients(client + 1)[client]).state
+    sent = server.broadcast(CLIENTS[client]).state
     state = {name: tensor + by * torch.randn(tensor.shape, generator=stream) for name, tensor in sent.items()}
     return ClientUpdate(client, 1 + client, state)
 
@@ -79,14 +75,14 @@ def whole(state: State, layers: Sequence[str]) -> State:
 @pytest.mark.parametrize("ratios", [RATIOS, (0.5, 0.25), pytest.param((0.25,), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("anchor", mostly_slow(["never", "always"], often={"never"}))
 def test_rounds_in_which_nobody_learns_change_nothing(network: Any, ratios: tuple[float, ...], anchor: Any) -> None:
-    model = FedHMDelta(network, CLASSES, ratios=ratios, anchor=anchor, optimizer=no_sgd)
+    model = FedHMDelta(network, CLASSES, ratios=ratios, anchor=anchor, optimizer=still)
     federation = fit(model, new_data(3, 80, batch_size=1000), rounds=3, participation=0.7)
     assert same(federation.run.server.state_dict(), federation.run.model.shared_state())
 
 
 def test_a_client_that_learned_nothing_contributes_exact_zeros_however_its_tensors_lie_in_memory() -> None:
     server = server_of(3)
-    for client in clients(3):
+    for client in CLIENTS:
         sent = server.broadcast(client).state
         back = {name: t.clone(memory_format=torch.channels_last) if t.dim() == 4 else t.clone() for name, t in sent.items()}
         change = server.embed(ClientUpdate(client.id, 1, back))
@@ -134,7 +130,7 @@ def test_the_mean_of_changes_is_added(network: Any, cohort: list[int]) -> None:
     server = server_of(3, network)
     before, layers = server.state, server.layers
     updates = [moved(server, client) for client in cohort]
-    starts = [server.broadcast(clients(3)[client]).state for client in cohort]
+    starts = [server.broadcast(CLIENTS[client]).state for client in cohort]
     server.aggregate(updates)
     weights = torch.tensor([RATIOS[client] for client in cohort]).double().softmax(dim=0)
     for name, tensor in before.items():

@@ -1,23 +1,17 @@
 """FedHM on adapters that adds up changes."""
 
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, new_data, new_federation, same, tiny_vit
+from tiny import CLASSES, infos, new_data, new_federation, same, still, tiny_vit
 
 from lightning_fed.core.messages import ClientUpdate
-from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.methods import FedHMLoRA, FedHMLoRADelta
 from lightning_fed.methods.fedhm_lora_delta import FedHMLoRADeltaServer
 
+CLIENTS = infos(10, 10, 10)
 RANKS = (1, 2, 5)
-adam, still = partial(torch.optim.Adam, lr=0.02), partial(torch.optim.SGD, lr=0.0)
-
-
-def clients(number: int) -> list[ClientInfo]:
-    return [ClientInfo(k, 10, 2, 2, (3,) * CLASSES) for k in range(number)]
 
 
 def server_of(number: int, kind: type[FedHMLoRA] = FedHMLoRADelta, **options: Any) -> FedHMLoRADeltaServer:
@@ -25,15 +19,15 @@ def server_of(number: int, kind: type[FedHMLoRA] = FedHMLoRADelta, **options: An
     torch.manual_seed(0)
     method = kind(tiny_vit, CLASSES, **{"ranks": RANKS} | options)
     method.configure_model()
-    server: Any = method.configure_server(clients(number))
+    server: Any = method.configure_server(CLIENTS[:number])
     changes = {name: torch.randn_like(tensor) if name.endswith(".change") else tensor for name, tensor in server.state.items()}
     server.load_state_dict(changes)
-    server.on_round_start(1, clients(number))
+    server.on_round_start(1, CLIENTS[:number])
     return server
 
 
 def moved(server: FedHMLoRADeltaServer, client: int) -> ClientUpdate:
-    sent = server.broadcast(clients(client + 1)[client]).state
+    sent = server.broadcast(CLIENTS[client]).state
     return ClientUpdate(client, 1 + client, {name: tensor + 0.1 * torch.randn_like(tensor) for name, tensor in sent.items()})
 
 
@@ -44,7 +38,7 @@ def test_who_learned_nothing_contributes_exact_zeros(targets: Any, known: bool) 
     if not known:  # B is zero, and A is not
         server.load_state_dict({name: t.zero_() if name.endswith(".change") else t for name, t in server.state.items()})
     before = {name: tensor.clone() for name, tensor in server.state.items()}
-    updates = [ClientUpdate(c.id, 1, {n: t.clone() for n, t in server.broadcast(c).state.items()}) for c in clients(3)]
+    updates = [ClientUpdate(c.id, 1, {n: t.clone() for n, t in server.broadcast(c).state.items()}) for c in CLIENTS]
     assert not any(tensor.any() for update in updates for tensor in server.embed(update).values())
     server.aggregate(updates)
     assert same(server.state, before)
@@ -64,7 +58,7 @@ def test_rounds_in_which_nobody_learns_change_nothing() -> None:
 def test_the_mean_of_changes_is_added() -> None:
     """Of products of factors, and of the head."""
     server = server_of(3)
-    before, starts = server.state, [server.broadcast(client).state for client in clients(3)]
+    before, starts = server.state, [server.broadcast(client).state for client in CLIENTS]
     updates = [moved(server, client) for client in range(3)]
     server.aggregate(updates)
     weights = (torch.tensor(RANKS) / max(RANKS)).double().softmax(dim=0)
@@ -94,7 +88,7 @@ def test_what_lies_behind_every_rank_is_kept_and_in_fedhm_replaced() -> None:
     tails = {}
     for kind in (FedHMLoRA, FedHMLoRADelta):
         server = server_of(3, kind)
-        idle = [ClientUpdate(client.id, 1, server.broadcast(client).state) for client in clients(3)]
+        idle = [ClientUpdate(client.id, 1, server.broadcast(client).state) for client in CLIENTS]
         before = 1 - server.decomposed.energy.shares()[max(RANKS)]
         tails[kind] = server.aggregate(idle)["server/energy_tail"]
         assert before > 0.01

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, same, sgd
+from tiny import CLASSES, INFO, Net, NoisyNet, Recording, momentum, new_data, same, sgd
 from tiny_loops import fixed, step, stripped, turn_of
-from tiny_rounds import UniformFedAvg, fit
+from tiny_rounds import Bowls, UniformFedAvg, fit
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -18,7 +18,6 @@ from lightning_fed.methods import FedAvg, FedNova, FedProx
 from lightning_fed.methods.fednova import STEPS, normalized_mean, total_weight
 from lightning_fed.tensors import State, count_bytes, count_floats
 
-INFO = new_data().clients[1]
 RHO, DECAY = 0.9, 0.07
 
 
@@ -116,30 +115,23 @@ def test_statistics_of_batch_norm_are_averaged_as_in_fedavg() -> None:
     assert not any(torch.equal(ours[name], theirs[name]) for name in parameters)
 
 
-H, OPTIMA, TAUS = (1.0, 4.0), (-1.0, 3.0), (1, 10)
+TAUS = (1, 10)
 
 
-class Bowls:
-    """Clients whose losses are h_k (w - w_k)² / 2 of one number, and which take 1 and 10 steps."""
+class UnequalBowls(Bowls):
+    """Which take 1 and 10 steps."""
 
-    client: Any
-    backbone: Any
     local_phase: Any
 
-    def client_loss(self, batch: Any) -> Tensor:
-        which = max(self.client.id, 0) if self.client is not None else 0
-        return H[which] * (self.backbone.head.bias[0] - OPTIMA[which]).square() / 2
-
     def phases(self) -> list[Phase]:
-        which = max(self.client.id, 0) if self.client is not None else 0
-        return [self.local_phase("local", list(self.backbone.parameters()), self.client_loss, epochs=None, steps=TAUS[which])]
+        return [self.local_phase("local", list(self.backbone.parameters()), self.client_loss, epochs=None, steps=TAUS[self.which])]
 
 
-class BowlNova(Bowls, FedNova):
+class BowlNova(UnequalBowls, FedNova):
     weighting = "uniform"
 
 
-class BowlFedAvg(Bowls, UniformFedAvg):
+class BowlFedAvg(UnequalBowls, UniformFedAvg):
     pass
 
 
@@ -147,11 +139,11 @@ class BowlFedAvg(Bowls, UniformFedAvg):
 def test_unlike_fedavg_it_finds_the_optimum_of_the_mean() -> None:
     """FedAvg goes where the client with more steps wants to be. What is left of FedNova's bias goes with the rate."""
     rate, data = 0.02, new_data(2, 40, batch_size=4, partition=IID())
-    optimum = sum(h * w for h, w in zip(H, OPTIMA, strict=True)) / sum(H)
+    optimum = Bowls.optimum()
     ends = []
     for method, units in ((BowlNova, TAUS), (BowlFedAvg, (1, 1))):
-        pulls = [(1 - (1 - rate * h) ** tau) / unit for h, tau, unit in zip(H, TAUS, units, strict=True)]
-        ends.append(sum(pull * w for pull, w in zip(pulls, OPTIMA, strict=True)) / sum(pulls))
+        pulls = [(1 - (1 - rate * h) ** tau) / unit for h, tau, unit in zip(Bowls.curvatures, TAUS, units, strict=True)]
+        ends.append(sum(pull * w for pull, w in zip(pulls, Bowls.optima, strict=True)) / sum(pulls))
         run = fit(method(Net, CLASSES, optimizer=partial(torch.optim.SGD, lr=rate)), data, rounds=40).run
         assert run.server.state["backbone.head.bias"][0].item() == pytest.approx(ends[-1], abs=0.01)
     assert abs(ends[0] - optimum) < 0.25 < 0.6 < abs(ends[1] - optimum)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import CLASSES, Net, NoisyNet, Recording, WideNet, momentum, new_data, private_states, same
-from tiny_loops import batches, step, stripped
-from tiny_rounds import Changing, fit
+from tiny import CLASSES, Net, NoisyNet, Recording, WideNet, momentum, new_data, photos, private_states, same, same_states
+from tiny_loops import batches, drawn, step, stripped
+from tiny_rounds import changing_state, fit
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -22,7 +22,6 @@ from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedProto, Standalone
 from lightning_fed.methods.fedproto import PrototypeServer
 from lightning_fed.models import CNN1, CNN5
-from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import State
 
 TWO = [Net, WideNet]
@@ -68,9 +67,7 @@ def test_rounds_are_those_of_a_bare_loop(weighting: Any, source: Any) -> None:
     method = FedProto(TWO, CLASSES, lam, prototypes=source, weighting=weighting, optimizer=momentum, epochs=epochs)
     federation = fit(method, data)
 
-    with seeded(0, INITIAL):
-        template = FedProto(TWO, CLASSES)
-        template.configure_model()
+    template = drawn(FedProto(TWO, CLASSES))
     networks: list[nn.Module] = [template.for_client(client).backbone for client in data.clients]
     center: dict[int, Tensor] = {}
     for round in (1, 2, 3):
@@ -107,14 +104,6 @@ def test_rounds_are_those_of_a_bare_loop(weighting: Any, source: Any) -> None:
         torch.testing.assert_close(stripped(kept), network.state_dict(), rtol=1e-4, atol=1e-6)
 
 
-def test_prototypes_pull_only_once_there_are_any() -> None:
-    """The first round is plain, the second is not."""
-    one, other = (FedProto(TWO, CLASSES, lam, optimizer=momentum) for lam in (0.0, 5.0))
-    for rounds in (1, 2):
-        ends = [private_states(fit(model, rounds=rounds)) for model in (one, other)]
-        assert all(same(ends[0][k], ends[1][k]) for k in range(3)) == (rounds == 1)
-
-
 def test_a_module_of_the_server_has_its_prototypes() -> None:
     federation = fit(FedProto(TWO, CLASSES, optimizer=momentum))
     module = federation.server_module()
@@ -127,9 +116,7 @@ def test_a_module_of_the_server_has_its_prototypes() -> None:
 def test_without_the_term_it_is_standalone_and_prototypes_flow_all_the_same(source: Any) -> None:
     ours = fit(FedProto([NoisyNet], CLASSES, 0.0, prototypes=source, optimizer=momentum, epochs=2), participation=0.7)
     theirs = fit(Standalone([NoisyNet], CLASSES, momentum, epochs=2), participation=0.7)
-    mine, alone = private_states(ours), private_states(theirs)
-    assert mine.keys() == alone.keys()
-    assert all(same(mine[client], alone[client]) for client in alone)
+    assert same_states(private_states(ours), private_states(theirs))
     assert [row["train/local_loss"] for row in ours.run.history] == [row["train/local_loss"] for row in theirs.run.history]
     for client, results in theirs.run.results.items():
         assert results.items() <= ours.run.results[client].items()
@@ -213,7 +200,7 @@ def test_the_servers_state_has_one_shape_in_all_rounds() -> None:
 )
 def test_what_is_no_prototype_is_refused_with_its_client(change: Any, complaint: str) -> None:
     with pytest.raises(FederationError, match=rf"^The update of client 0 .*{complaint}"):
-        fit(FedProto(Net, CLASSES), rounds=1, engine=Changing(change))
+        fit(FedProto(Net, CLASSES), rounds=1, engine=changing_state(change))
 
 
 def test_networks_of_other_widths_are_refused() -> None:
@@ -230,9 +217,7 @@ def test_networks_of_other_widths_are_refused() -> None:
 
 def test_traffic() -> None:
     """Of two of 10 classes and 500 features: 1,000 floats, ten bits and two counts up; in the end 5,000 and ten bits down."""
-    labels = torch.arange(10).repeat(30)
-    images = torch.randint(0, 256, (len(labels), 3, 32, 32), dtype=torch.uint8)
-    data = InMemory(images, labels, 10, num_clients=5, partition=ClassesPerClient(2), batch_size=60)
+    data = photos(10, 5, copies=6, partition=ClassesPerClient(2), batch_size=60)
     for weighting, extra in (("examples", 2 * 4), ("uniform", 0)):
         federation = fit(FedProto([CNN5, CNN1], weighting=weighting), data, rounds=2)  # type: ignore[arg-type]
         first, second = federation.run.history

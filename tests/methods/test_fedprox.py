@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_trainer, same, sgd, without_seconds
+from tiny import CLASSES, INFO, Net, NoisyNet, momentum, new_data, new_trainer, same, sgd, without_seconds
 from tiny_rounds import fit
 from torch import Tensor
 
@@ -15,8 +15,6 @@ from lightning_fed.core.module import FederatedModule
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.methods import FedAvg, FedProx
 from lightning_fed.tensors import count_bytes
-
-INFO = new_data().clients[1]
 
 
 def received(model: FederatedModule) -> FederatedModule:

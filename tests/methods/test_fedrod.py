@@ -1,10 +1,8 @@
 """FedRoD: two heads that must not disturb each other."""
 
-from functools import partial
-
 import pytest
 import torch
-from tiny import CLASSES, Net, new_data, new_federation, same, sgd
+from tiny import CLASSES, Net, new_data, new_federation, same, sgd, still
 from tiny_loops import fixed
 from tiny_rounds import fit
 from torch import Tensor
@@ -89,7 +87,6 @@ def test_the_generic_model_does_not_notice_the_personal_head() -> None:
 
 def test_the_loss_that_is_logged_is_the_mean_of_the_two() -> None:
     """Without balancing and learning both heads say what FedAvg's one says."""
-    still = partial(torch.optim.SGD, lr=0.0)
     methods = FedRoD(fixed(Net), CLASSES, gamma=0, optimizer=still), FedAvg(fixed(Net), CLASSES, still)
     ours, theirs = (fit(method, rounds=2) for method in methods)
     assert ours.run.history[0]["train/local_loss"] == theirs.run.history[0]["train/local_loss"]

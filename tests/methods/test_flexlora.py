@@ -4,23 +4,19 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, same
+from tiny import infos, same
 from tiny_adapters import HEAD, LAYER, LAYERS, WIDTH, A, B, fit, method_of, of_size
 from torch import Tensor
 
-from lightning_fed.core import ClientInfo, ClientUpdate, State
+from lightning_fed.core import ClientUpdate, State
 from lightning_fed.methods import FlexLoRA
 from lightning_fed.methods.flexlora import FlexLoRAServer, partitioned
-
-
-def clients(counts: list[int]) -> list[ClientInfo]:
-    return [ClientInfo(k, count, 2, 2, (3,) * CLASSES) for k, count in enumerate(counts)]
 
 
 def server_of(counts: list[int], **options: Any) -> FlexLoRAServer:
     method = method_of(FlexLoRA, **{"weighting": "uniform"} | options)
     method.configure_model()
-    server = method.configure_server(clients(counts))
+    server = method.configure_server(infos(*counts))
     assert isinstance(server, FlexLoRAServer)
     return server
 
@@ -46,7 +42,7 @@ def unchanged(server: FlexLoRAServer, who: list[int], counts: list[int]) -> dict
     """A round in which these clients learn nothing."""
     updates = []
     for client in who:
-        sent = server.broadcast(clients(counts)[client])
+        sent = server.broadcast(infos(*counts)[client])
         like = server.expected_payload(ClientUpdate(client, 1, {}), sent)
         updates.append(ClientUpdate(client, counts[client], {name: sent.state[name] for name in like}))
     return server.aggregate(iter(updates))
@@ -57,7 +53,7 @@ def test_the_best_of_each_rank_is_sent() -> None:
     server = server_of([1, 1], ranks=[1, 2])
     (b, a), (d, c) = diagonal(6.0), diagonal(0.0, 2.0)
     metrics = server.aggregate(iter([update_of(server, 0, b, a), update_of(server, 1, d, c)]))
-    small, large = (server.broadcast(client).state for client in clients([1, 1]))
+    small, large = (server.broadcast(client).state for client in infos(1, 1))
     assert torch.allclose(product(large), of_size([[3, 0], [0, 1]], WIDTH, WIDTH), atol=1e-6)
     assert torch.allclose(product(small), of_size([[3]], WIDTH, WIDTH), atol=1e-6)
     assert torch.allclose(large[B].norm(dim=0), torch.tensor([3.0, 1.0]), atol=1e-6)  # all of the singular values are in B
@@ -66,21 +62,12 @@ def test_the_best_of_each_rank_is_sent() -> None:
     assert server.aggregate(iter([])) == {}  # as in a run that continues here
 
 
-def test_left_and_right_are_not_confused() -> None:
-    """A product that is not symmetric, of factors with different directions."""
-    server = server_of([1], r=2)
-    torch.manual_seed(0)
-    b, a = torch.randn(WIDTH, 2), torch.randn(2, WIDTH)
-    server.aggregate(iter([update_of(server, 0, b, a)]))
-    torch.testing.assert_close(product(server.state), b @ a, rtol=0, atol=1e-6)
-
-
 def test_each_clients_scale_is_in_the_sum() -> None:
     """lora_alpha 4, ranks 1 and 2: s is 4 and 2. Sent is what acts, by the scale of who gets it."""
     server = server_of([1, 1], ranks=[1, 2], lora_alpha=4.0, scale="per_rank")
     (b, a), (d, c) = diagonal(6.0), diagonal(0.0, 2.0)
     server.aggregate(iter([update_of(server, 0, b, a), update_of(server, 1, d, c)]))
-    small, large = (server.broadcast(client).state for client in clients([1, 1]))
+    small, large = (server.broadcast(client).state for client in infos(1, 1))
     mean = of_size([[12, 0], [0, 2]], WIDTH, WIDTH)
     assert torch.allclose(product(large, 2), mean, atol=1e-5)
     assert torch.allclose(product(small, 4), of_size([[12]], WIDTH, WIDTH), atol=1e-5)
@@ -140,6 +127,7 @@ def test_with_equal_ranks_raflora_is_flexlora(partition: str) -> None:
 
 
 def test_one_client_is_left_as_it_is() -> None:
+    """Its product is not symmetric: left and right are not confused."""
     server = server_of([1], r=2)
     torch.manual_seed(0)
     b, a = torch.randn(WIDTH, 2), torch.randn(2, WIDTH)

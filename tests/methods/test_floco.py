@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tiny import CLASSES, Net, Recording, momentum, new_data, private_states, same, sgd
+from tiny import CLASSES, INFO, Net, Recording, momentum, new_data, private_states, same, sgd
 from tiny_loops import batches, fixed, step
 from tiny_rounds import fit
 from torch.func import functional_call
@@ -17,7 +17,6 @@ from lightning_fed.methods.floco import POINT, SimplexServer
 from lightning_fed.nn.simplex import principal_scores, projected, spread
 
 fit = partial(fit, rounds=3)
-INFO = new_data().clients[1]
 BATCH = torch.randn(8, 3, 4, 4), torch.arange(8) % CLASSES
 
 
@@ -169,17 +168,6 @@ def test_a_single_client_that_arrives_in_the_round_of_points_is_too_few() -> Non
     server.on_round_start(1, [])
     with pytest.raises(FederationError, match="3 principal components, but updates of 1 arrived"):
         cast(SimplexServer, server).update_clients([0])
-
-
-def test_a_head_with_a_common_weight_is_refused() -> None:
-    class Tied(Net):
-        def __init__(self, num_classes: int = CLASSES) -> None:
-            super().__init__(num_classes, hidden=num_classes)
-            self.fc2, self.head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-            self.head.weight = self.fc2.weight
-
-    with pytest.raises(FederationError, match=r"which is fc2.weight, too"):
-        Floco(Tied, CLASSES, 2).for_client(INFO)
 
 
 @pytest.mark.parametrize(("rounds", "said"), [(2, True), (3, False)])

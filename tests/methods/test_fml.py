@@ -8,28 +8,16 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, private_states, same, sgd
-from tiny_loops import fixed, mean_of, stripped, turn_of
-from tiny_rounds import UniformFedAvg, fit
+from tiny import CLASSES, INFO, Net, NoisyNet, StillNet, WideNet, X, Y, momentum, new_data, photos, private_states, same, sgd, still
+from tiny_loops import drawn, fixed, mean_of, stripped, turn_of
+from tiny_rounds import UniformFedAvg, assert_same_runs, fit
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, kl_div, log_softmax
 
-from lightning_fed.data import IID, InMemory
-from lightning_fed.engines import InProcess, Processes
 from lightning_fed.methods import FML, Standalone
 from lightning_fed.models import CNN1, CNN2, CNN3, CNN4, CNN5
-from lightning_fed.seeding import INITIAL, seeded
 
 HETEROGENEOUS = [Net, WideNet]
-INFO = new_data().clients[1]
-X, Y = torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(4)), torch.arange(8) % CLASSES
-
-
-class StillNet(NoisyNet):
-    """Batch norm, but no dropout."""
-
-    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
-        return self.norm(Net.encode(self, x))
 
 
 class WildNet(Net):
@@ -46,24 +34,14 @@ fit = partial(fit, rounds=2)
 
 
 @pytest.mark.often(1)
-@pytest.mark.parametrize(
-    ("alpha", "beta", "engine"),
-    [
-        (0.9, 0.2, InProcess),
-        (0.5, 0.5, InProcess),
-        pytest.param(0.9, 0.2, partial(Processes, workers=2, threads=1), marks=pytest.mark.slow),
-    ],
-    ids=["different", "equal", "worker processes"],
-)
-def test_rounds_are_those_of_a_bare_loop(alpha: float, beta: float, engine: Any) -> None:
+@pytest.mark.parametrize(("alpha", "beta"), [(0.9, 0.2), (0.5, 0.5)], ids=["different", "equal"])
+def test_rounds_are_those_of_a_bare_loop(alpha: float, beta: float) -> None:
     data, rounds, epochs = new_data(), 2, 2
     adam = partial(torch.optim.Adam, lr=0.01)
     model = FML(HETEROGENEOUS, CLASSES, WideNet, alpha, beta, optimizer=momentum, meme_optimizer=adam, epochs=epochs)
-    federation = fit(model, data, rounds=rounds, engine=engine())
+    federation = fit(model, data, rounds=rounds)
 
-    with seeded(0, INITIAL):
-        template = FML(HETEROGENEOUS, CLASSES, WideNet)
-        template.configure_model()
+    template = drawn(FML(HETEROGENEOUS, CLASSES, WideNet))
     theta: nn.Module = template.shared
     networks = [template.for_client(client).backbone for client in data.clients]
     for round in range(1, rounds + 1):
@@ -99,15 +77,10 @@ def test_rounds_are_those_of_a_bare_loop(alpha: float, beta: float, engine: Any)
 @pytest.mark.parametrize("beta", mostly_slow([0.0, 0.3, 1.0], often={0.3}))
 def test_alpha_1_is_standalone_bit_for_bit(beta: float) -> None:
     """Whatever the meme does, and draws: with dropout in both, with clipping, with another optimizer for the meme."""
-    options = {"rounds": 3, "participation": 0.7}
-    adam = partial(torch.optim.Adam, lr=0.05)
-    common = {"epochs": 2, "gradient_clip": 0.5}
-    ours = fit(FML([NoisyNet, Net], CLASSES, NoisyNet, 1, beta, adam, optimizer=momentum, **common), **options)
-    alone = fit(Standalone([NoisyNet, Net], CLASSES, momentum, **common), **options)
-    theirs, mine = private_states(alone), private_states(ours)
-    assert mine.keys() == theirs.keys()
-    assert all(same(mine[client], theirs[client]) for client in theirs)
-    assert ours.run.results == alone.run.results
+    adam, common = partial(torch.optim.Adam, lr=0.05), {"epochs": 2, "gradient_clip": 0.5}
+    ours = FML([NoisyNet, Net], CLASSES, NoisyNet, 1, beta, adam, optimizer=momentum, **common)
+    alone = Standalone([NoisyNet, Net], CLASSES, momentum, **common)
+    assert_same_runs(ours, alone, "clients", "results", rounds=3, participation=0.7)
 
 
 @pytest.mark.parametrize("alpha", mostly_slow([0.0, 0.3, 1.0], often={0.3}))
@@ -174,7 +147,6 @@ def test_the_shared_network_draws_anew_in_each_step() -> None:
             return features
 
     # the learning rate is 0, and a batch holds all
-    still = partial(torch.optim.SGD, lr=0.0)
     fit(FML(Net, CLASSES, Watched, optimizer=still, epochs=4), new_data(1, 20, batch_size=64), rounds=2)
     dropped = [frozenset((features == 0).flatten().nonzero().flatten().tolist()) for features in seen[-8:]]
     assert len(set(dropped)) == 8
@@ -200,10 +172,7 @@ def test_the_meme_is_the_first_network_unless_it_is_named() -> None:
 
 @pytest.mark.parametrize(("networks", "meme", "values"), [(CNN1, None, 2_621_558), ([CNN1, CNN2, CNN3, CNN4, CNN5], CNN5, 670_058)])
 def test_traffic_is_the_meme(networks: Any, meme: Any, values: int) -> None:
-    labels = torch.arange(10).repeat(10)
-    images = torch.zeros(len(labels), 3, 32, 32, dtype=torch.uint8)
-    data = InMemory(images, labels, 10, num_clients=5, partition=IID())
-    row = fit(FML(networks, 10, meme, epochs=0), data, rounds=1).run.history[0]
+    row = fit(FML(networks, 10, meme, epochs=0), photos(10, 5), rounds=1).run.history[0]
     assert row["traffic/down_parameters"] == row["traffic/up_parameters"] == values * 5
     assert row["traffic/down_bytes"] == row["traffic/up_bytes"] == 4 * values * 5
 

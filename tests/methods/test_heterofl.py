@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, same, sgd, tiny_vit
+from tiny import CLASSES, Net, NoisyNet, Recording, StillNet, momentum, new_data, same, sgd, still, tiny_vit
 from tiny_rounds import UniformFedAvg, fit, two_classes_each
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import batch_norm
 
 from lightning_fed.data.client_info import ClientInfo
@@ -18,19 +18,6 @@ from lightning_fed.methods import HeteroFL
 from lightning_fed.methods.heterofl import narrowed
 from lightning_fed.models import ResNet8, ResNet18, ResNet34
 from lightning_fed.tensors import count_floats
-
-no_sgd = partial(torch.optim.SGD, lr=0.0)
-
-
-class StaticNet(Net):
-    """With batch norm, and nothing that is random."""
-
-    def __init__(self, num_classes: int = CLASSES, width: float = 1.0) -> None:
-        super().__init__(num_classes, width=width)
-        self.norm = nn.BatchNorm1d(self.head.in_features)
-
-    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
-        return self.norm(super().encode(x))
 
 
 class NormFreeResNet(ResNet8):
@@ -61,7 +48,7 @@ def test_in_full_width_everywhere_it_is_unweighted_fedavg(network: Any, masked: 
 @pytest.mark.often(1)
 @pytest.mark.parametrize("widths", [(1.0, 0.6, 0.4), (0.6, 0.4)])
 def test_a_round_without_learning_changes_nothing(widths: tuple[float, ...]) -> None:
-    federation = fit(HeteroFL(NoisyNet, CLASSES, widths=widths, optimizer=no_sgd), two_classes_each())
+    federation = fit(HeteroFL(NoisyNet, CLASSES, widths=widths, optimizer=still), two_classes_each())
     assert same(federation.run.server.state_dict(), federation.run.model.shared_state())
 
 
@@ -112,7 +99,7 @@ def test_a_narrow_network_is_the_global_one_without_the_other_channels(network: 
 def test_the_scaler_divides_by_the_width_in_training_only(scaler: bool, factor: float) -> None:
     """Batch norm undoes it in training but for its epsilon, which is as large as the variance here."""
     x = torch.randn(16, 3, 4, 4)
-    module = HeteroFL(StaticNet, CLASSES, widths=[0.6], scaler=scaler).for_client(replace(CLIENT, model_size=0.6))
+    module = HeteroFL(StillNet, CLASSES, widths=[0.6], scaler=scaler).for_client(replace(CLIENT, model_size=0.6))
     features, norm = Net.encode(module.backbone, x), module.backbone.norm
     norm.eps = 1e-2
     torch.testing.assert_close(module.eval().backbone.encode(x), features / (1 + 1e-2) ** 0.5)
@@ -126,7 +113,7 @@ def test_the_scaler_divides_by_the_width_in_training_only(scaler: bool, factor: 
 def test_in_evaluation_activations_are_normalized_by_their_own_statistics(version: str, scaler: bool) -> None:
     """One client, one batch: but for the unbiased variance, a measured network computes what it does in training."""
     data = new_data(1, 120, batch_size=1000)
-    federation = fit(HeteroFL(StaticNet, CLASSES, widths=[0.6, 1.0], scaler=scaler, optimizer=sgd), data)
+    federation = fit(HeteroFL(StillNet, CLASSES, widths=[0.6, 1.0], scaler=scaler, optimizer=sgd), data)
     model = federation.run.server.global_models()[version]
     module = federation.run.model.for_client(replace(CLIENT, model_size=model.model_size)).eval()
     module.load_shared_state(model.state)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Recording, new_federation, new_texts, new_trainer, private_states, same, tiny_transformer
-from tiny_rounds import checked
+from tiny import CLASSES, Recording, infos, new_federation, new_texts, new_trainer, private_states, same, tiny_transformer
+from tiny_adapters import A, B, adam
+from tiny_rounds import AfterRounds, checked
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.core.phased_module import MOMENTS
 from lightning_fed.core.server import Server
@@ -24,20 +24,6 @@ from lightning_fed.methods.hetlora import HETLoRAServer, adapter_norm, padded_li
 from lightning_fed.models.adapters import COMMON
 from lightning_fed.tensors import State
 
-adam = partial(torch.optim.AdamW, lr=0.02)
-LAYER = "backbone.network.roberta.encoder.layer.0.attention.self.query"
-A, B = f"{LAYER}.lora_A.{COMMON}.weight", f"{LAYER}.lora_B.{COMMON}.weight"
-
-
-class Ranks(FederationCallback):
-    """Notes everybody's rank after each round."""
-
-    def __init__(self) -> None:
-        self.rounds: list[dict[int, int]] = []
-
-    def on_round_end(self, run: RunView) -> None:
-        self.rounds.append(dict(run.server.ranks))
-
 
 def method_of(**options: Any) -> HETLoRA:
     options = {"r_min": 2, "r_max": 6, "optimizer": adam, "steps": 2} | options
@@ -45,7 +31,7 @@ def method_of(**options: Any) -> HETLoRA:
 
 
 def clients(number: int) -> list[ClientInfo]:
-    return [ClientInfo(k, 10 + k, 2, 2, (3,) * CLASSES) for k in range(number)]
+    return infos(*range(10, 10 + number))
 
 
 def server_of(number: int, **options: Any) -> HETLoRAServer:
@@ -323,12 +309,12 @@ def test_moments_shrink_with_the_rank() -> None:
 
 def fit(rounds: int = 3, **options: Any) -> tuple[Federation, list[dict[int, int]]]:
     """The penalty is so heavy that the tail becomes lighter as soon as it weighs anything."""
-    ranks = Ranks()
-    settings = {"evaluate_every": 0, "seed": 1, "callbacks": [ranks]}
+    ranks: list[dict[int, int]] = []  # everybody's, after each round
+    settings = {"evaluate_every": 0, "seed": 1, "callbacks": [AfterRounds(lambda run: ranks.append(dict(run.server.ranks)))]}
     settings |= {k: options.pop(k) for k in ("engine", "run_dir") if k in options}
     federation = new_federation(rounds, **settings)
     federation.fit(method_of(penalty=10.0), new_texts(4, 160), **options)
-    return federation, ranks.rounds
+    return federation, ranks
 
 
 @cache

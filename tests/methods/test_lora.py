@@ -13,7 +13,6 @@ import torch
 import transformers
 from tiny import (
     CLASSES,
-    NO_DROPOUT,
     Recording,
     new_data,
     new_federation,
@@ -25,7 +24,8 @@ from tiny import (
     tiny_transformer,
     tiny_vit,
 )
-from tiny_adapters import fit
+from tiny_adapters import A, B, adam, assert_close, double, fit
+from tiny_adapters import network as still
 from tiny_loops import step
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -44,11 +44,6 @@ from lightning_fed.models.transformer import TransformerClassifier
 from lightning_fed.tensors import State
 
 tiny_config: dict[str, Any] = tiny_transformer.keywords["config"]
-still = partial(TransformerClassifier, config=tiny_config | NO_DROPOUT | {"initializer_range": 0.5})
-"""Without dropout, and with weights so large that all parts of it learn."""
-adam = partial(torch.optim.AdamW, lr=0.02)
-double = partial(new_trainer, precision="64-true")
-LAYER = "backbone.network.roberta.encoder.layer.0.attention.self.query"
 
 
 @dataclass(frozen=True)
@@ -93,11 +88,6 @@ def noting(method: type[Noting] = Noting, **options: Any) -> Any:
     module = method(**{"backbone": still, "num_classes": CLASSES, "r": 3, "optimizer": adam, "steps": 3} | options)
     module.seen = []
     return module
-
-
-def assert_close(one: State, other: State, atol: float) -> None:
-    assert one.keys() == other.keys()
-    torch.testing.assert_close(one, other, rtol=0, atol=atol)
 
 
 # ---------------------------------------------------------------------------------------------------------------- HOMLoRA
@@ -203,9 +193,8 @@ def test_factors_are_averaged_one_by_one_with_equal_weights() -> None:
     assert len({update.num_examples for update in updates}) > 1
     for name, tensor in federation.run.server.state_dict().items():
         torch.testing.assert_close(tensor, torch.stack([update.state[name] for update in updates]).mean(dim=0))
-    a, b = f"{LAYER}.lora_A.{COMMON}.weight", f"{LAYER}.lora_B.{COMMON}.weight"
-    product = torch.stack([update.state[b] @ update.state[a] for update in updates]).mean(dim=0)
-    assert not torch.allclose(federation.run.server.state_dict()[b] @ federation.run.server.state_dict()[a], product, rtol=1e-3)
+    product = torch.stack([update.state[B] @ update.state[A] for update in updates]).mean(dim=0)
+    assert not torch.allclose(federation.run.server.state_dict()[B] @ federation.run.server.state_dict()[A], product, rtol=1e-3)
 
 
 def test_the_backbone_is_frozen_and_in_memory_once() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_trainer, private_states, same, sgd
+from tiny import CLASSES, INFO, Net, NoisyNet, Recording, Tempered, momentum, new_data, new_trainer, private_states, same, sgd
 from tiny_loops import batches, fixed, step, stripped
-from tiny_rounds import fit
+from tiny_rounds import assert_same_runs, fit
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
@@ -19,7 +19,6 @@ from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.methods import MOON, FedAvg
 from lightning_fed.tensors import State
 
-INFO = new_data().clients[1]
 MU, T = 5.0, 0.5
 
 moon = partial(MOON, mu=MU, temperature=T, optimizer=momentum)
@@ -32,9 +31,8 @@ def contrast(z: Tensor, received: Tensor, previous: Tensor) -> Tensor:
 
 
 def test_without_the_term_it_is_fedavg_bit_for_bit() -> None:
-    ours = fit(MOON(NoisyNet, CLASSES, 0.0, optimizer=momentum, epochs=2), rounds=2)
-    theirs = fit(FedAvg(NoisyNet, CLASSES, momentum, epochs=2), rounds=2)
-    assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
+    ours, theirs = MOON(NoisyNet, CLASSES, 0.0, optimizer=momentum, epochs=2), FedAvg(NoisyNet, CLASSES, momentum, epochs=2)
+    assert_same_runs(ours, theirs, "server", rounds=2)
 
 
 def test_the_first_turn_of_every_client_is_fedavgs_bit_for_bit() -> None:
@@ -120,17 +118,6 @@ def test_the_term_is_finite_at_any_temperature() -> None:
     grads = torch.autograd.grad(loss, list(module.backbone.parameters()))
     assert loss.isfinite()
     assert all(grad.isfinite().all() for grad in grads)
-
-
-class Tempered(nn.Module):
-    """A loss with a parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.log_scale = nn.Parameter(torch.zeros(()))
-
-    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return cross_entropy(outputs * self.log_scale.exp(), targets)
 
 
 def test_a_loss_with_parameters_learns_beside_the_network() -> None:

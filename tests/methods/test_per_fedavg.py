@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, new_data, new_federation, new_trainer, same, sgd
-from tiny_loops import batches, fixed, mean_of, stripped
-from tiny_rounds import UniformFedAvg, fit
+from tiny import CLASSES, INFO, Net, NoisyNet, StillNet, new_data, new_federation, new_trainer, same, sgd
+from tiny_loops import batches, fixed, grads, loss_at, mean_of, stripped
+from tiny_rounds import UniformFedAvg, assert_same_runs, fit
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -21,7 +21,6 @@ from lightning_fed.methods import FedAvg, PerFedAvg, PerFedAvgLoRA
 from lightning_fed.methods.families.lora import LoRAModule
 from lightning_fed.tensors import State
 
-INFO = new_data().clients[1]
 ALPHA, BETA = 0.2, 0.1
 
 per = partial(PerFedAvg, optimizer=sgd, steps=3)
@@ -38,43 +37,23 @@ class SecondOfTwo(UniformFedAvg):
 
 @pytest.mark.parametrize("hessian", ["exact", "finite_difference", "first_order"])
 def test_without_adaptation_it_is_fedavg_bit_for_bit(hessian: Any) -> None:
-    ours = fit(per(NormNet, CLASSES, 0.0, hessian), rounds=2)
-    theirs = fit(SecondOfTwo(NormNet, CLASSES, sgd, steps=3), rounds=2)
-    assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
-
-
-class NormNet(Net):
-    """With batch norm, and without dropout, which draws once more for the step that is thrown away."""
-
-    def __init__(self, num_classes: int = CLASSES) -> None:
-        super().__init__(num_classes)
-        self.norm = nn.BatchNorm1d(self.head.in_features)
-
-    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
-        return self.norm(super().encode(x, "features"))
-
-
-def grads(loss: Tensor, point: State, graph: bool = False) -> State:
-    return dict(zip(point, torch.autograd.grad(loss, list(point.values()), create_graph=graph), strict=True))
+    assert_same_runs(per(StillNet, CLASSES, 0.0, hessian), SecondOfTwo(StillNet, CLASSES, sgd, steps=3), "server", rounds=2)
 
 
 def meta_gradient(network: nn.Module, support: Any, query: Any, hessian: str) -> State:
     """G with D'' = D, by the formulas; the network stays where it is."""
     point = {name: p.detach().clone().requires_grad_() for name, p in network.named_parameters()}
 
-    def loss(at: State, batch: Any) -> Tensor:
-        return cross_entropy(functional_call(network, at, (batch[0],)), batch[1])
-
-    first = grads(loss(point, support), point, graph=True)
+    first = grads(loss_at(network, point, support), point, graph=True)
     adapted = {name: tensor - ALPHA * first[name] for name, tensor in point.items()}
     if hessian == "exact":
-        return grads(loss(adapted, query), point)
+        return grads(loss_at(network, adapted, query), point)
     still = {name: tensor.detach().requires_grad_() for name, tensor in adapted.items()}
-    g = grads(loss(still, query), still)
+    g = grads(loss_at(network, still, query), still)
     if hessian == "first_order":
         return g
     ahead, behind = (
-        grads(loss(moved := {n: (t + d * g[n]).detach().requires_grad_() for n, t in point.items()}, support), moved)
+        grads(loss_at(network, moved := {n: (t + d * g[n]).detach().requires_grad_() for n, t in point.items()}, support), moved)
         for d in (1e-3, -1e-3)
     )
     return {name: tensor - ALPHA * (ahead[name] - behind[name]) / 2e-3 for name, tensor in g.items()}
@@ -125,7 +104,7 @@ def test_attention_is_differentiated_twice() -> None:
 @pytest.mark.parametrize("count", [2, 3])
 def test_statistics_of_batch_norm_move_once_in_a_step(hessian: Any, count: Any) -> None:
     """By the batch of the outer gradient, at the adapted point; nothing is left of what is thrown away."""
-    module, data = per(NormNet, CLASSES, ALPHA, hessian, batches=count, steps=1).for_client(INFO), new_data(batch_size=6)
+    module, data = per(StillNet, CLASSES, ALPHA, hessian, batches=count, steps=1).for_client(INFO), new_data(batch_size=6)
     start = copy.deepcopy(module.backbone)
     trainer = new_trainer(**QUIET, max_epochs=1, limit_val_batches=0)
     trainer.fit(module, datamodule=data.client(1))

@@ -18,9 +18,10 @@ from tiny import (
     text_batches,
     tiny_transformer,
 )
+from tiny_adapters import adam
+from tiny_loops import gradient_of, grads, loss_at
 from torch import Tensor
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
@@ -32,7 +33,6 @@ from lightning_fed.tensors import State
 
 Batch = tuple[dict[str, Tensor], Tensor]
 
-adam = partial(torch.optim.AdamW, lr=0.02)
 ALPHA = 0.3
 
 
@@ -53,15 +53,6 @@ def learnable(module: LoRAModule) -> State:
     return x
 
 
-def loss_at(module: LoRAModule, x: State, batch: Batch) -> Tensor:
-    inputs, labels = batch
-    return cross_entropy(functional_call(module, x, (inputs,)), labels)
-
-
-def grads(loss: Tensor, point: State, graph: bool = False) -> State:
-    return dict(zip(point, torch.autograd.grad(loss, list(point.values()), create_graph=graph), strict=True))
-
-
 def stepped(module: LoRAModule, x: State, batch: Batch, alpha: float = ALPHA, graph: bool = False) -> State:
     grad = grads(loss_at(module, x, batch), x, graph)
     return {name: tensor - alpha * grad[name] for name, tensor in x.items()}
@@ -79,14 +70,6 @@ def combined(g: State, h: State, factor: float) -> State:
     return {name: grad + factor * h[name] for name, grad in g.items()}
 
 
-def gradient(module: LoRAModule, batch: Any) -> State:
-    """G, as compute_gradients leaves it."""
-    names = {id(p): name for name, p in module.named_parameters()}
-    module.manual_backward = lambda loss: loss.backward()  # type: ignore[method-assign]  # there is no Trainer
-    module.compute_gradients(batch)
-    return {names[id(p)]: p.grad.clone() for p in module.phase.parameters if p.grad is not None}
-
-
 # -------------------------------------------------------------------------------------------------------------- gradients
 
 
@@ -95,8 +78,8 @@ def test_two_batches_give_the_gradient_of_the_composed_function() -> None:
     x = learnable(module)
     loss = loss_at(module, stepped(module, x, support, graph=True), query)
     expected = grads(loss, x)
-    assert distance(gradient(module, [support, query]), expected) < 1e-10
-    assert distance(gradient(module, [query, support]), expected) > 0.1
+    assert distance(gradient_of(module, [support, query]), expected) < 1e-10
+    assert distance(gradient_of(module, [query, support]), expected) > 0.1
     torch.testing.assert_close(module.compute_gradients([support, query]), loss.detach(), rtol=1e-12, atol=0)
     assert same(learnable(module), x)
 
@@ -106,27 +89,27 @@ def test_the_curvature_is_of_the_third_batch() -> None:
     assert module.batches_per_step == 3
     g, h = by_formula(module, learnable(module), *three)
     expected = combined(g, h, -ALPHA)
-    assert distance(gradient(module, three), expected) < 1e-10
+    assert distance(gradient_of(module, three), expected) < 1e-10
     for order in ((1, 0, 2), (2, 1, 0), (0, 2, 1)):
-        assert distance(gradient(module, [three[place] for place in order]), expected) > 1e-3
+        assert distance(gradient_of(module, [three[place] for place in order]), expected) > 1e-3
 
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_hessian_free_is_close(count: int) -> None:
     step = text_batches(count)
-    exact = gradient(module_of(batches=count), step)
-    error = distance(gradient(module_of(hessian="finite_difference", delta=1e-5, batches=count), step), exact)
+    exact = gradient_of(module_of(batches=count), step)
+    error = distance(gradient_of(module_of(hessian="finite_difference", delta=1e-5, batches=count), step), exact)
     assert 0 < error < 1e-6
-    assert distance(gradient(module_of(hessian="finite_difference", delta=0.5, batches=count), step), exact) > 10 * error
-    assert distance(gradient(module_of(hessian="first_order", batches=count), step), exact) > 0.01
+    assert distance(gradient_of(module_of(hessian="finite_difference", delta=0.5, batches=count), step), exact) > 10 * error
+    assert distance(gradient_of(module_of(hessian="first_order", batches=count), step), exact) > 0.01
 
 
 @pytest.mark.parametrize("hessian", ["exact", "finite_difference", "first_order"])
 def test_without_adaptation_it_is_homloras_gradient(hessian: Any) -> None:
     step = text_batches(3)
-    expected = gradient(module_of(HOMLoRA), step[1])
+    expected = gradient_of(module_of(HOMLoRA), step[1])
     for count in (2, 3):
-        assert distance(gradient(module_of(adaptation_lr=0.0, hessian=hessian, batches=count), step[:count]), expected) < 1e-10
+        assert distance(gradient_of(module_of(adaptation_lr=0.0, hessian=hessian, batches=count), step[:count]), expected) < 1e-10
 
 
 def test_fused_attention_has_no_second_derivative() -> None:
@@ -136,7 +119,7 @@ def test_fused_attention_has_no_second_derivative() -> None:
     for hessian in ("finite_difference", "first_order"):
         module = module_of(backbone=fused, hessian=hessian)
         assert module.backbone.network.config._attn_implementation == "sdpa"
-        assert distance(gradient(module, text_batches(2)), gradient(module_of(hessian=hessian), text_batches(2))) < 1e-8
+        assert distance(gradient_of(module, text_batches(2)), gradient_of(module_of(hessian=hessian), text_batches(2))) < 1e-8
 
 
 # -------------------------------------------------------------------------------------------------------------- measuring

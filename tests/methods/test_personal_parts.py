@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, private_states, same, sgd, tiny_vit
+from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, same, sgd, tiny_vit
 from tiny_loops import fixed
-from tiny_rounds import fit, phases_of
+from tiny_rounds import assert_same_runs, fit, phases_of
 from torch import nn
 
 from lightning_fed.core.module import FederatedModule
@@ -100,13 +100,8 @@ class AllHead(FedPer):
 
 def test_fedper_lies_between_fedavg_and_standalone() -> None:
     network = fixed(Net)
-    assert same(
-        fit(NoHead(network, CLASSES, optimizer=momentum)).run.server.state_dict(),
-        fit(FedAvg(network, CLASSES, momentum)).run.server.state_dict(),
-    )
-    ours, alone = (private_states(fit(method(network, CLASSES, optimizer=momentum))) for method in (AllHead, Standalone))
-    assert ours.keys() == alone.keys()
-    assert all(same(ours[client], alone[client]) for client in ours)
+    assert_same_runs(NoHead(network, CLASSES, optimizer=momentum), FedAvg(network, CLASSES, momentum), "server", rounds=2)
+    assert_same_runs(AllHead(network, CLASSES, optimizer=momentum), Standalone(network, CLASSES, momentum), "clients", rounds=2)
 
 
 def test_fedrep_trains_the_head_then_the_representation() -> None:
@@ -137,9 +132,7 @@ def test_fedbn_finds_norms_by_type() -> None:
 
 
 def test_fedbn_without_norms_is_fedavg() -> None:
-    ours, theirs = (fit(method(fixed(Net), CLASSES, sgd)) for method in (FedBN, FedAvg))
-    assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
-    assert ours.run.results == theirs.run.results
+    assert_same_runs(FedBN(fixed(Net), CLASSES, sgd), FedAvg(fixed(Net), CLASSES, sgd), "server", "results", rounds=2)
 
 
 def test_fedbn_keeps_norms_apart() -> None:

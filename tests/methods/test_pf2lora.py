@@ -20,9 +20,9 @@ from tiny import (
     text_batches,
     tiny_transformer,
 )
+from tiny_adapters import adam, network
+from tiny_loops import gradient_of, grads, loss_at
 from torch import Tensor
-from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.errors import FederationError
@@ -35,8 +35,6 @@ from lightning_fed.tensors import State
 
 Batch = tuple[dict[str, Tensor], Tensor]
 
-lively = partial(TransformerClassifier, config=still_transformer.keywords["config"] | {"initializer_range": 0.5})
-adam = partial(torch.optim.AdamW, lr=0.02)
 ALPHA = 0.5
 
 
@@ -60,39 +58,22 @@ def common_of(module: PF2LoRA) -> State:
     return common
 
 
-def loss_at(module: PF2LoRA, x: State, y: State, batch: Batch) -> Tensor:
-    """F(x, y)."""
-    inputs, labels = batch
-    return cross_entropy(functional_call(module, {**x, **y}, (inputs,)), labels)
-
-
-def grads(loss: Tensor, point: State, graph: bool = False) -> State:
-    return dict(zip(point, torch.autograd.grad(loss, list(point.values()), create_graph=graph), strict=True))
-
-
 def moved(y: State, grad: State, alpha: float = ALPHA) -> State:
     return {name: tensor - alpha * grad[name] for name, tensor in y.items()}
 
 
 def composed(module: PF2LoRA, x: State, y: State, inner: Batch, outer: Batch, alpha: float = ALPHA) -> Tensor:
     """F(x, y - alpha grad_y F(x, y; inner); outer), with its graph."""
-    return loss_at(module, x, moved(y, grads(loss_at(module, x, y, inner), y, graph=True), alpha), outer)
+    return loss_at(module, x | moved(y, grads(loss_at(module, x | y, inner), y, graph=True), alpha), outer)
 
 
 def terms(module: PF2LoRA, x: State, y: State, pi: Batch, xi: Batch, xi_: Batch, zeta: Batch) -> tuple[State, State]:
     """grad_x F(x, y+; xi), and grad_x <grad_y F(x, y; zeta), v> with the constant v = grad_y F(x, y+; xi_)."""
-    stepped = {name: t.detach().requires_grad_() for name, t in moved(y, grads(loss_at(module, x, y, pi), y)).items()}
-    first = grads(loss_at(module, x, stepped, xi), x)
-    v = grads(loss_at(module, x, stepped, xi_), stepped)
-    inner = grads(loss_at(module, x, y, zeta), y, graph=True)
+    stepped = {name: t.detach().requires_grad_() for name, t in moved(y, grads(loss_at(module, x | y, pi), y)).items()}
+    first = grads(loss_at(module, x | stepped, xi), x)
+    v = grads(loss_at(module, x | stepped, xi_), stepped)
+    inner = grads(loss_at(module, x | y, zeta), y, graph=True)
     return first, grads(sum((inner[name] * v[name]).sum() for name in y), x)  # type: ignore[arg-type]
-
-
-def gradient(module: PF2LoRA, batch: Any) -> State:
-    """G, as compute_gradients leaves it."""
-    names = {id(p): name for name, p in module.named_parameters()}
-    module.compute_gradients(batch)
-    return {names[id(p)]: p.grad.clone() for p in module.phase.parameters if p.grad is not None}
 
 
 # -------------------------------------------------------------------------------------------------------------- gradients
@@ -105,8 +86,8 @@ def test_two_batches_give_the_gradient_of_the_composed_function() -> None:
     expected = grads(loss, x)
     torch.testing.assert_close(module.compute_gradients([inner, outer]), loss.detach(), rtol=1e-12, atol=0)
     module = module_of()
-    assert distance(gradient(module, [inner, outer]), expected) < 1e-10
-    assert distance(gradient(module_of(), [outer, inner]), expected) > 0.1  # which batch is which matters
+    assert distance(gradient_of(module, [inner, outer]), expected) < 1e-10
+    assert distance(gradient_of(module_of(), [outer, inner]), expected) > 0.1  # which batch is which matters
 
 
 gpt2 = {"model_type": "gpt2", "vocab_size": 30, "n_positions": 12, "n_embd": 8, "n_layer": 2, "n_head": 2, "pad_token_id": 1}
@@ -122,9 +103,9 @@ def test_the_papers_other_networks_have_such_gradients_too(config: dict[str, Any
     module, (inner, outer) = module_of(partial(TransformerClassifier, config=config)), text_batches(2)
     x, y = common_of(module), private_of(module)
     expected = grads(composed(module, x, y, inner, outer), x)
-    assert distance(gradient(module, [inner, outer]), expected) < 1e-10
+    assert distance(gradient_of(module, [inner, outer]), expected) < 1e-10
     first = module_of(partial(TransformerClassifier, config=config), hypergradient="first_order")
-    assert distance(gradient(first, [inner, outer]), expected) > 1e-3
+    assert distance(gradient_of(first, [inner, outer]), expected) > 1e-3
 
 
 @pytest.mark.often(1)
@@ -145,21 +126,21 @@ def test_four_batches_go_where_algorithm_1_has_them(hypergradient: Any) -> None:
     """With a minus; eq. (6) of the paper has a plus."""
     module, four = module_of(batches=4), text_batches(4)
     first, second = terms(module, common_of(module), private_of(module), *four)
-    found = gradient(module_of(hypergradient=hypergradient, batches=4), four)
+    found = gradient_of(module_of(hypergradient=hypergradient, batches=4), four)
     expected = {name: grad - ALPHA * second[name] for name, grad in first.items()}
     assert distance(found, expected) < (1e-10 if hypergradient == "exact" else 1e-4)
     for one in range(4):
         for other in range(one):
             swapped = list(four)
             swapped[one], swapped[other] = four[other], four[one]
-            assert distance(gradient(module_of(batches=4), swapped), expected) > 1e-3
+            assert distance(gradient_of(module_of(batches=4), swapped), expected) > 1e-3
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_finite_differences_are_close(count: int) -> None:
     step: Any = text_batches(2) if count == 2 else text_batches(1)[0]
     exact, close, first = (
-        gradient(module_of(hypergradient=kind, batches=count), step) for kind in ("exact", "finite_difference", "first_order")
+        gradient_of(module_of(hypergradient=kind, batches=count), step) for kind in ("exact", "finite_difference", "first_order")
     )
     assert 0 < distance(close, exact) < 1e-4
     assert distance(first, exact) > 0.01
@@ -172,7 +153,7 @@ def test_finite_differences_with_a_flat_loss_have_no_second_term() -> None:
         for name, parameter in module.named_parameters():
             if "out_proj" in name:
                 parameter.zero_()
-    assert all(torch.isfinite(grad).all() for grad in gradient(module, step).values())
+    assert all(torch.isfinite(grad).all() for grad in gradient_of(module, step).values())
 
 
 def test_one_batch_serves_everything() -> None:
@@ -180,24 +161,25 @@ def test_one_batch_serves_everything() -> None:
     x, y = common_of(module), private_of(module)
     expected = grads(composed(module, x, y, batch, batch), x)
     assert module.batches_per_step == 1
-    assert distance(gradient(module, batch), expected) < 1e-10
+    assert distance(gradient_of(module, batch), expected) < 1e-10
 
 
 def test_first_order_is_the_gradient_at_the_new_private_adapter() -> None:
     module, (inner, outer) = module_of(hypergradient="first_order"), text_batches(2)
     x, y = common_of(module), private_of(module)
-    stepped = moved(y, grads(loss_at(module, x, y, inner), y))
-    assert distance(gradient(module, [inner, outer]), grads(loss_at(module, x, stepped, outer), x)) < 1e-10
-    assert distance(gradient(module_of(hypergradient="first_order"), [inner, outer]), grads(loss_at(module, x, y, outer), x)) > 0.01
+    stepped = moved(y, grads(loss_at(module, x | y, inner), y))
+    assert distance(gradient_of(module, [inner, outer]), grads(loss_at(module, x | stepped, outer), x)) < 1e-10
+    found = gradient_of(module_of(hypergradient="first_order"), [inner, outer])
+    assert distance(found, grads(loss_at(module, x | y, outer), x)) > 0.01
 
 
 def test_without_levels_it_is_the_gradient_at_the_old_private_adapter() -> None:
     module, (batch,) = module_of(hypergradient="none"), text_batches(1)
     x, y = common_of(module), private_of(module)
-    expected = grads(loss_at(module, x, y, batch), x)
-    stepped = moved(y, grads(loss_at(module, x, y, batch), y))
+    expected = grads(loss_at(module, x | y, batch), x)
+    stepped = moved(y, grads(loss_at(module, x | y, batch), y))
     assert module.batches_per_step == 1
-    assert distance(gradient(module, batch), expected) < 1e-10
+    assert distance(gradient_of(module, batch), expected) < 1e-10
     assert distance(private_of(module), stepped) < 1e-12
 
 
@@ -206,7 +188,7 @@ def test_without_levels_it_is_the_gradient_at_the_old_private_adapter() -> None:
 def test_the_private_adapter_takes_the_step_of_the_first_batch(hypergradient: Any, count: int) -> None:
     module, step = module_of(hypergradient=hypergradient, batches=count), text_batches(count)
     x, y = common_of(module), private_of(module)
-    stepped = moved(y, grads(loss_at(module, x, y, step[0]), y))
+    stepped = moved(y, grads(loss_at(module, x | y, step[0]), y))
     assert distance(stepped, y) > 0.01
     module.compute_gradients(step)
     assert distance(private_of(module), stepped) < 1e-12
@@ -244,7 +226,7 @@ def test_the_others_work_with_fused_attention(hypergradient: Any) -> None:
     )
     assert fused.backbone.network.config._attn_implementation == "sdpa"
     step = text_batches(2)
-    assert distance(gradient(fused, step), gradient(eager, step)) < 1e-8
+    assert distance(gradient_of(fused, step), gradient_of(eager, step)) < 1e-8
 
 
 def test_both_sides_of_a_difference_have_the_same_dropout() -> None:
@@ -260,7 +242,7 @@ def test_both_sides_of_a_difference_have_the_same_dropout() -> None:
         return dict(zip(x, found, strict=True))
 
     torch.manual_seed(5)
-    inner = grads(loss_at(module, x, y, batch), y, graph=True)
+    inner = grads(loss_at(module, x | y, batch), y, graph=True)
     expected = grads(sum((inner[name] * direction).sum() for name, direction in zip(y, v, strict=True)), x)  # type: ignore[arg-type]
     assert distance(product(5), expected) < 1e-4
     assert distance(product(6), expected) > 0.01
@@ -318,7 +300,7 @@ def recorded() -> tuple[Federation, Recording]:
     """Two rounds of four clients; the private adapter has the shapes of the common one, so that tensors can be compared."""
     engine = Recording()
     federation = new_federation(2, engine=engine, evaluate_every=0)
-    method = PF2LoRA(lively, CLASSES, r=3, client_r=3, client_lr=0.1, optimizer=adam, steps=3)
+    method = PF2LoRA(network, CLASSES, r=3, client_r=3, client_lr=0.1, optimizer=adam, steps=3)
     federation.fit(method, new_texts(4, 160))
     return federation, engine
 
@@ -342,7 +324,7 @@ def test_the_private_share_is_logged_for_each_layer_and_grows_with_the_step() ->
     shares = []
     for client_lr in (0.0, 0.01, 1.0):
         federation = new_federation(1)
-        federation.fit(PF2LoRA(lively, CLASSES, r=3, client_lr=client_lr, optimizer=adam, steps=3), new_texts(3, 60))
+        federation.fit(PF2LoRA(network, CLASSES, r=3, client_lr=client_lr, optimizer=adam, steps=3), new_texts(3, 60))
         row, module = federation.run.history[-1], federation.client_module(0)
         columns = {f"adapter/private_share/{layer}" for layer in module.private_shares()}
         assert {name for name in row if "private_share" in name} == {*columns, "adapter/private_share/mean"}
@@ -382,7 +364,7 @@ def test_neither_clipping_nor_the_optimizer_touch_the_private_adapter() -> None:
     plain = partial(torch.optim.SGD, lr=0.1)
     for options in ({}, {"gradient_clip": 1e-3}, {"optimizer": partial(adam, weight_decay=0.5)}):
         federation = new_federation(1, evaluate_every=0)
-        method = PF2LoRA(lively, CLASSES, r=3, client_lr=0.5, steps=1, **{"optimizer": plain} | options)
+        method = PF2LoRA(network, CLASSES, r=3, client_lr=0.5, steps=1, **{"optimizer": plain} | options)
         torch.manual_seed(0)
         method.configure_model()
         with torch.no_grad():

@@ -6,25 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_federation, same, sgd
-from tiny_loops import stripped, turn_of
-from tiny_rounds import Changing, fit, phases_of
+from tiny import CLASSES, INFO, Net, NoisyNet, Recording, X, Y, momentum, new_data, new_federation, photos, same, sgd
+from tiny_loops import drawn, stripped, turn_of
+from tiny_rounds import assert_same_runs, changing_state, fit, phases_of
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, relu
 from torch.nn.utils import clip_grad_norm_
 
 from lightning_fed.data import IID, InMemory
-from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg, PFedGate
 from lightning_fed.methods.pfedgate import MOVED
 from lightning_fed.models import CNN1, ResNet8
-from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import count_floats, unpack_bits
 
 SMALL: dict[str, Any] = {"input_shape": (3, 4, 4)}
-INFO = new_data().clients[1]
-X, Y = torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(4)), torch.arange(8) % CLASSES
 
 
 fit = partial(fit, rounds=2)
@@ -53,25 +49,15 @@ def kept_blocks(importance: list[float], sizes: list[int], names: list[str], den
 
 
 @pytest.mark.often(1)
-@pytest.mark.parametrize(
-    ("density", "absentees", "engine"),
-    [
-        (0.5, "left_out", InProcess),
-        (0.3, "stale", InProcess),
-        pytest.param(0.5, "left_out", partial(Processes, workers=2, threads=1), marks=pytest.mark.slow),
-    ],
-    ids=["half", "a third", "worker processes"],
-)
-def test_rounds_are_those_of_a_bare_loop(density: float, absentees: Any, engine: Any) -> None:
+@pytest.mark.parametrize(("density", "absentees"), [(0.5, "left_out"), (0.3, "stale")], ids=["half", "a third"])
+def test_rounds_are_those_of_a_bare_loop(density: float, absentees: Any) -> None:
     data, rounds, epochs = new_data(), 2, 2
     slow = partial(torch.optim.SGD, lr=0.05)
     model = PFedGate(Net, CLASSES, [density], **SMALL, absentees=absentees, epochs=epochs, gradient_clip=1.0)
     model.optimizer, model.gate_optimizer = momentum, slow
-    federation = fit(model, data, rounds=rounds, engine=engine())
+    federation = fit(model, data, rounds=rounds)
 
-    with seeded(0, INITIAL):
-        template = PFedGate(Net, CLASSES, **SMALL)
-        template.configure_model()
+    template = drawn(PFedGate(Net, CLASSES, **SMALL))
     theta: nn.Module = template.backbone
     gates = [template.for_client(client).gate for client in data.clients]
     sizes, names, lengths = [], [], {}
@@ -140,10 +126,8 @@ def test_an_open_gate_is_fedavg_bit_for_bit(network: Any) -> None:
         options["rounds"] = 1
     shape = {} if data else SMALL
     classes = 10 if data else CLASSES
-    ours = fit(Open(network, classes, **shape, optimizer=momentum, gradient_clip=1.0), data, **options)
-    theirs = fit(FedAvg(network, classes, momentum, gradient_clip=1.0), data, **options)
-    assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
-    assert ours.run.results == theirs.run.results
+    ours = Open(network, classes, **shape, optimizer=momentum, gradient_clip=1.0)
+    assert_same_runs(ours, FedAvg(network, classes, momentum, gradient_clip=1.0), "server", "results", data=data, **options)
 
 
 def test_all_blocks_are_scaled_all_the_same() -> None:
@@ -216,10 +200,8 @@ def test_what_is_not_sent_has_not_moved(optimizer: Any) -> None:
 @pytest.mark.parametrize(("separate", "gate"), [(False, 150_687), (True, 301_362)])
 def test_traffic_of_cnn1(separate: bool, gate: int) -> None:
     """One batch and plain SGD: what is kept, a byte for eight of the 49 blocks; down, everything."""
-    labels = torch.arange(10).repeat(4)
-    data = InMemory(torch.randint(0, 256, (40, 3, 32, 32), dtype=torch.uint8), labels, 10, num_clients=2, partition=IID())
     engine = Recording()
-    federation = fit(PFedGate(CNN1, separate_scale=separate), data, rounds=1, engine=engine)
+    federation = fit(PFedGate(CNN1, separate_scale=separate), photos(10, 2), rounds=1, engine=engine)
     [row] = federation.run.history
     assert row["traffic/down_parameters"] == 2 * 2_621_558
     assert row["traffic/down_bytes"] == 8 * 2_621_558
@@ -274,7 +256,7 @@ def test_who_is_absent_may_count_with_what_everybody_had(participation: float, p
 )
 def test_an_update_that_does_not_fit_its_mask_is_refused(change: Any, named: str) -> None:
     with pytest.raises(FederationError, match=f"The update of client 0 (has|lacks) '{named}'"):
-        fit(PFedGate(Net, CLASSES, **SMALL, optimizer=sgd), engine=Changing(change))
+        fit(PFedGate(Net, CLASSES, **SMALL, optimizer=sgd), engine=changing_state(change))
 
 
 # --------------------------------------------------------------------------------------------------------- the rest of it

@@ -7,21 +7,20 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_trainer, private_states, same, sgd
-from tiny_loops import batches, step
-from tiny_rounds import fit
+from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_trainer, photos, same, sgd
+from tiny_loops import batches, drawn, step
+from tiny_rounds import assert_same_runs, fit
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.core.server import Server
-from lightning_fed.data import IID, InMemory
+from lightning_fed.data import InMemory
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import PFedLoRA, Standalone
 from lightning_fed.models import CNN1, CNN2, CNN3, CNN4, CNN5
-from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import State
 
 HETEROGENEOUS = [Net, WideNet]
@@ -40,9 +39,7 @@ def test_rounds_are_those_of_a_bare_loop(mu: float, epochs: int, adapter_epochs:
     method = PFedLoRA(HETEROGENEOUS, CLASSES, 3, mu, optimizer=momentum, epochs=epochs, adapter_epochs=adapter_epochs)
     federation = fit(method, data, rounds=rounds)
 
-    with seeded(0, INITIAL):
-        template = PFedLoRA(HETEROGENEOUS, CLASSES, 3)
-        template.configure_model()
+    template = drawn(PFedLoRA(HETEROGENEOUS, CLASSES, 3))
     theta = template.adapter  # type: nn.Module
     networks = [template.for_client(client).backbone for client in data.clients]
     for round in range(1, rounds + 1):
@@ -78,16 +75,9 @@ def test_rounds_are_those_of_a_bare_loop(mu: float, epochs: int, adapter_epochs:
 @pytest.mark.often(1)
 @pytest.mark.parametrize("adapter", ["reduction", "factorized"])
 def test_mu_1_is_standalone_bit_for_bit(adapter: Any) -> None:
-    options = {"rounds": 3, "participation": 0.5}
-    method = PFedLoRA(HETEROGENEOUS, CLASSES, mu=1, adapter=adapter, optimizer=momentum, epochs=2, adapter_epochs=1)
-    ours = fit(method, new_data(), **options)
-    alone = fit(Standalone(HETEROGENEOUS, CLASSES, momentum, epochs=2), new_data(), **options)
-    assert {k: state.keys() for k, state in private_states(ours).items()} == {
-        k: state.keys() for k, state in private_states(alone).items()
-    }
-    for client, state in private_states(alone).items():
-        assert same(private_states(ours)[client], state)
-    assert ours.run.results == alone.run.results
+    ours = PFedLoRA(HETEROGENEOUS, CLASSES, mu=1, adapter=adapter, optimizer=momentum, epochs=2, adapter_epochs=1)
+    alone = Standalone(HETEROGENEOUS, CLASSES, momentum, epochs=2)
+    assert_same_runs(ours, alone, "clients", "results", data=new_data(), rounds=3, participation=0.5)
 
 
 def test_mu_0_leaves_the_header_where_it_was() -> None:
@@ -189,13 +179,6 @@ def test_the_factorized_adapter_is_one_matrix_of_rank_h() -> None:
 FIVE = [CNN1, CNN2, CNN3, CNN4, CNN5]
 
 
-def images_of(classes: int, num_clients: int) -> InMemory:
-    """Two black images per class and client."""
-    labels = torch.arange(classes).repeat(2 * num_clients)
-    images = torch.zeros(len(labels), 3, 32, 32, dtype=torch.uint8)
-    return InMemory(images, labels, classes, num_clients=num_clients, partition=IID())
-
-
 def assert_traffic(model: PFedLoRA, data: InMemory, parameters: int) -> None:
     """Each participant receives and sends as many parameters."""
     row = fit(model, data, rounds=1).run.history[0]
@@ -225,7 +208,7 @@ def assert_traffic(model: PFedLoRA, data: InMemory, parameters: int) -> None:
     ),
 )
 def test_traffic_of_different_networks(classes: int, h: int, parameters: int) -> None:
-    assert_traffic(PFedLoRA(FIVE, classes, h, epochs=0), images_of(classes, 5), parameters)
+    assert_traffic(PFedLoRA(FIVE, classes, h, epochs=0), photos(classes, 5), parameters)
 
 
 @pytest.mark.often(2)
@@ -242,12 +225,12 @@ def test_traffic_of_different_networks(classes: int, h: int, parameters: int) ->
     ],
 )
 def test_traffic_of_one_network_cut_after_its_first_linear_layer(classes: int, h: int, parameters: int) -> None:
-    assert_traffic(PFedLoRA(CNN1, classes, h, cut="fc1", epochs=0), images_of(classes, 1), parameters)
+    assert_traffic(PFedLoRA(CNN1, classes, h, cut="fc1", epochs=0), photos(classes, 1), parameters)
 
 
 def test_traffic_of_a_cut_behind_the_convolutions() -> None:
     """800·60 + 60 + 60·10 + 10, for a representation of 32 filters with 25 pixels each."""
-    assert_traffic(PFedLoRA([CNN1, CNN3, CNN5], 10, 60, cut="conv", epochs=0), images_of(10, 3), 48_670)
+    assert_traffic(PFedLoRA([CNN1, CNN3, CNN5], 10, 60, cut="conv", epochs=0), photos(10, 3), 48_670)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +242,7 @@ def test_traffic_of_a_cut_behind_the_convolutions() -> None:
     ],
 )
 def test_traffic_without_biases(options: dict[str, Any], parameters: int) -> None:
-    assert_traffic(PFedLoRA(CNN5, 10, 60, epochs=0, **options), images_of(10, 1), parameters)
+    assert_traffic(PFedLoRA(CNN5, 10, 60, epochs=0, **options), photos(10, 1), parameters)
 
 
 def test_traffic_of_training_is_that_of_no_training() -> None:

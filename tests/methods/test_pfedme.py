@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, Recording, new_data, new_trainer, private_states, same, sgd
+from tiny import CLASSES, INFO, Net, NoisyNet, Recording, new_data, new_trainer, private_states, same, sgd
 from tiny_loops import batches, fixed, mean_of, stripped
 from tiny_rounds import UniformFedAvg, fit
 from torch import Tensor
@@ -15,7 +15,6 @@ from torch.nn.functional import cross_entropy
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.methods import FedAvg, PFedMe
 
-INFO = new_data().clients[1]
 ETA, LAM, RATE, K = 0.1, 3.0, 0.05, 4
 
 me = partial(PFedMe, lam=LAM, personal_lr=RATE, inner_steps=K, optimizer=sgd)

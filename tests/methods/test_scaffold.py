@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_trainer, private_states, same, sgd
+from tiny import CLASSES, INFO, Net, NoisyNet, Recording, momentum, new_data, new_trainer, private_states, same, sgd
 from tiny_loops import fixed
-from tiny_rounds import UniformFedAvg, fit
+from tiny_rounds import Bowls, UniformFedAvg, fit
 from torch import Tensor, nn
 
 from lightning_fed.core.messages import Broadcast
@@ -21,9 +21,6 @@ from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import SCAFFOLD, FedAvg, Standalone
 from lightning_fed.methods.scaffold import CONTROL
 from lightning_fed.tensors import State, count_bytes, count_floats
-
-INFO = new_data().clients[1]
-
 
 fit = partial(fit, rounds=3)
 
@@ -125,18 +122,7 @@ def test_one_client_is_standalone_up_to_rounding() -> None:
 
 # ---------------------------------------------------------------------------------------------------- two quadratic clients
 
-H, OPTIMA, RATE, STEPS = (1.0, 4.0), (-1.0, 3.0), 0.1, 4
-
-
-class Bowls:
-    """Clients whose losses are h_k (w - w_k)² / 2 of one number."""
-
-    client: Any
-    backbone: Any
-
-    def client_loss(self, batch: Any) -> Tensor:
-        which = self.client.id if self.client is not None and self.client.id >= 0 else 0
-        return H[which] * (self.backbone.head.bias[0] - OPTIMA[which]).square() / 2
+RATE, STEPS = 0.1, 4
 
 
 class BowlScaffold(Bowls, SCAFFOLD):
@@ -159,12 +145,11 @@ def end(model: FederatedModule) -> float:
 def test_unlike_fedavg_it_finds_the_optimum_of_the_mean(option: Any) -> None:
     """FedAvg stops where the clients' drifts cancel, which is elsewhere."""
     rate = partial(torch.optim.SGD, lr=RATE)
-    drift = [1 - (1 - RATE * h) ** STEPS for h in H]
-    biased = sum(d * w for d, w in zip(drift, OPTIMA, strict=True)) / sum(drift)
-    optimum = sum(h * w for h, w in zip(H, OPTIMA, strict=True)) / sum(H)
-    assert abs(biased - optimum) > 0.2
+    drift = [1 - (1 - RATE * h) ** STEPS for h in Bowls.curvatures]
+    biased = sum(d * w for d, w in zip(drift, Bowls.optima, strict=True)) / sum(drift)
+    assert abs(biased - Bowls.optimum()) > 0.2
     assert end(BowlFedAvg(Net, CLASSES, rate)) == pytest.approx(biased, abs=1e-4)
-    assert end(BowlScaffold(Net, CLASSES, option, optimizer=rate)) == pytest.approx(optimum, abs=1e-4)
+    assert end(BowlScaffold(Net, CLASSES, option, optimizer=rate)) == pytest.approx(Bowls.optimum(), abs=1e-4)
 
 
 # ------------------------------------------------------------------------------------------------------------ on the wire

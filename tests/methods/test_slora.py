@@ -10,7 +10,7 @@ import pytest
 import torch
 from often import mostly_slow
 from peft import PeftModel
-from tiny import CLASSES, TINY_VIT, Recording, assert_same_end, new_data, new_federation, same, tiny_vit, without_seconds
+from tiny import CLASSES, TINY_VIT, Recording, assert_same_end, new_data, new_federation, same, still, tiny_vit, without_seconds
 from tiny_rounds import checked
 from torch import Tensor
 
@@ -248,7 +248,6 @@ def test_ranks_that_were_not_learned_start_as_loras() -> None:
 
 
 def test_nothing_learned_starts_as_lora() -> None:
-    still = partial(torch.optim.SGD, lr=0.0)
     federation = fit(rounds=2, method=method_of(optimizer=still))
     assert all("server/energy" not in row for row in federation.run.history)
     assert same(stage(federation, 3).state, federation.run.model.shared_state())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_trainer, same, sgd
+from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_trainer, same, sgd, still
 from tiny_rounds import UniformFedAvg, fit
 from torch.nn.functional import cross_entropy
 
@@ -20,7 +20,6 @@ from lightning_fed.models import ResNet18
 from lightning_fed.tensors import State, count_floats
 
 Narrow = partial(Net, width=0.6)
-no_sgd = partial(torch.optim.SGD, lr=0.0)
 CLIENTS = [ClientInfo(k, 10, 0, 0, (1,) * CLASSES) for k in range(5)]
 
 
@@ -88,7 +87,7 @@ def test_the_loss_that_is_logged_is_the_mean_over_the_networks() -> None:
     data = new_data(1, 80)
     losses = []
     for budget in (1, 4):
-        module = SplitMix(Net, CLASSES, bases=5, budgets=[budget], optimizer=no_sgd).for_client(
+        module = SplitMix(Net, CLASSES, bases=5, budgets=[budget], optimizer=still).for_client(
             replace(data.clients[0], model_size=budget)
         )
         for network in module.bases:
@@ -170,7 +169,7 @@ def test_a_client_gets_as_many_different_networks_as_it_can_hold() -> None:
 
 def test_a_round_without_learning_changes_nothing() -> None:
     data = new_data(3, 120, partition=ClassesPerClient(2), test_share=0.4, batch_size=10)
-    federation = fit(SplitMix(NoisyNet, CLASSES, bases=4, budgets=[4, 2, 1], optimizer=no_sgd), data, rounds=2)
+    federation = fit(SplitMix(NoisyNet, CLASSES, bases=4, budgets=[4, 2, 1], optimizer=still), data, rounds=2)
     assert same(federation.run.server.state_dict(), federation.run.model.shared_state())
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, new_data, same, sgd
+from tiny import CLASSES, INFO, Net, new_data, same, sgd
 from tiny_rounds import fit, two_classes_each
 from torch import Tensor, nn
 
-from lightning_fed.core import ClippedMean, Median
+from lightning_fed.core import ClippedMean, FederationError, Median
 from lightning_fed.methods import (
     APFL,
     MOON,
@@ -25,6 +25,7 @@ from lightning_fed.methods import (
     FedNova,
     FedPer,
     FedRep,
+    Floco,
     LGFedAvg,
     PerFedAvg,
     PFedGate,
@@ -41,6 +42,11 @@ class Tied(Net):
         super().__init__(num_classes, hidden=num_classes)
         self.fc2, self.head = nn.Linear(num_classes, num_classes), nn.Linear(num_classes, num_classes)
         self.head.weight = self.fc2.weight
+
+
+def test_a_mixture_of_heads_needs_one_of_its_own() -> None:
+    with pytest.raises(FederationError, match=r"which is fc2.weight, too"):
+        Floco(Tied, CLASSES, 2).for_client(INFO)
 
 
 @pytest.mark.parametrize("method", [APFL, FedALA, FedDyn, FedKD, FedNova, MOON, partial(SCAFFOLD, server_lr=0.5)])

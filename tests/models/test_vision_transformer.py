@@ -7,27 +7,19 @@ import pytest
 import torch
 from often import mostly_slow
 from tiny import CLASSES, new_data, new_federation, new_method, tiny_vit
+from tiny_vits import vit_small
 from torch.nn.functional import interpolate
 
 from lightning_fed.errors import FederationError
 from lightning_fed.models import VisionTransformer
 from lightning_fed.models.adapters import COMMON
 
-VIT_SMALL: dict[str, Any] = {
-    "model_type": "vit",
-    "hidden_size": 384,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 6,
-    "intermediate_size": 1536,
-    "image_size": 224,
-    "patch_size": 16,
-}
 HEAD = {"network.classifier.weight", "network.classifier.bias"}
 
 
 def test_vit_small_has_the_papers_size() -> None:
     with torch.device("meta"):
-        network = VisionTransformer(10, config=VIT_SMALL)
+        network = vit_small(10)
     assert sum(p.numel() for p in network.parameters()) == 21_669_514
     assert sum(p.numel() for p in network.head.parameters()) == 3_850
     assert network.cuts == {"features": 384}

@@ -15,6 +15,7 @@ from tiny import (
     Growing,
     Net,
     Recording,
+    Tempered,
     data_for,
     momentum,
     new_data,
@@ -162,14 +163,6 @@ TRAIN_PARTS = {
 
 @pytest.mark.parametrize("name", mostly_slow(METHODS, often={"FedAvg", "FedBABU", "FedRolex", "SplitMix"}))
 def test_parameters_of_a_loss_are_trained_or_refused(name: str) -> None:
-    class Tempered(nn.CrossEntropyLoss):
-        def __init__(self) -> None:
-            super().__init__()
-            self.log_scale = nn.Parameter(torch.zeros(()))
-
-        def forward(self, input: Tensor, target: Tensor) -> Tensor:
-            return super().forward(input * self.log_scale.exp(), target)
-
     engine, model = Recording(), new_method(name, loss=Tempered())
     if name in TRAIN_PARTS:
         with pytest.raises(FederationError, match=f"^{name} does not train parameters of the loss, but Tempered has log_scale"):

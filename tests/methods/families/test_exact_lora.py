@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from peft import PeftModel
-from tiny import CLASSES, Recording, new_federation, new_texts, private_states, same
+from tiny import CLASSES, Recording, infos, new_federation, new_texts, private_states, same
 from tiny_adapters import HEAD, LAYER, LAYERS, WIDTH, A, B, fit, method_of, network, of_factor, of_size
 from tiny_texts import TINY_GPT2
 from torch import Tensor
@@ -28,10 +28,6 @@ PAIRS = [([1, 2], [1, 0, 1]), ([3, 0], [0, 2, 1])]
 MEAN = of_size([[0.75, 1.5, 1.5], [1.5, 0, 1.5]], WIDTH, WIDTH)
 
 
-def infos(counts: list[int]) -> list[ClientInfo]:
-    return [ClientInfo(k, count, 2, 2, (3,) * CLASSES) for k, count in enumerate(counts)]
-
-
 def built(method: type[ExactLoRA], double: bool = False, **options: Any) -> ExactLoRA:
     module: ExactLoRA = method_of(method, **options)
     module.configure_model()
@@ -39,7 +35,7 @@ def built(method: type[ExactLoRA], double: bool = False, **options: Any) -> Exac
 
 
 def server_of(module: ExactLoRA, counts: list[int]) -> ExactServer:
-    server = module.configure_server(infos(counts))
+    server = module.configure_server(infos(*counts))
     assert isinstance(server, ExactServer)
     return server
 
@@ -48,7 +44,7 @@ def updates_of(server: ExactServer, counts: list[int], seed: int = 0) -> list[Cl
     """Random numbers from everybody, later ones larger."""
     torch.manual_seed(seed)
     updates = []
-    for client in infos(counts):
+    for client in infos(*counts):
         like = server.expected_payload(ClientUpdate(client.id, 1, {}), Broadcast({}))
         state = {n: (1.0 + client.id) * torch.randn(t.shape, dtype=torch.float64).to(t.dtype) / 4 for n, t in like.items()}
         updates.append(ClientUpdate(client.id, client.num_train, state))
@@ -176,7 +172,7 @@ def test_who_joins_late_lacks_nothing(method: type[ExactLoRA]) -> None:
         added = by_hand(updates, [1.0] * 2, [0.5] * 2)
         expected = {layer: moved[layer] + added[layer] for layer in LAYERS}
         server.aggregate(iter(updates))
-        for client in infos(counts):
+        for client in infos(*counts):
             assert_adds(acting(module, server.broadcast(client), id=client.id), expected, 1e-12)
         moved = expected
         if method is FedExLoRA:  # a part of that is in the factors, which the next updates replace
@@ -218,7 +214,7 @@ def test_ranks_are_the_clients_own() -> None:
 
 def test_an_update_of_another_rank_is_refused() -> None:
     server = server_of(built(FedExLoRA, ranks=[1, 2]), [1, 1])
-    [client, _] = infos([1, 1])
+    [client, _] = infos(1, 1)
     [_, larger] = updates_of(server, [1, 1])
     with pytest.raises(FederationError, match=r"The update of client 0 has .* of shape \(2, 8\), expected \(1, 8\)"):
         server.check(ClientUpdate(0, 1, larger.state, {"flops": 0.0}), server.broadcast(client), client)
@@ -348,4 +344,4 @@ def test_a_server_optimizer_is_refused(method: type[ExactLoRA]) -> None:
     module = method_of(method, server_optimizer=ServerSGD(0.5))
     module.configure_model()
     with pytest.raises(FederationError, match=f"{method.__name__} got server_optimizer=ServerSGD.*merges the products"):
-        module.new_server(infos([1, 2]))
+        module.new_server(infos(1, 2))

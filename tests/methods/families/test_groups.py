@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 from often import mostly_slow
-from tiny import CLASSES, Recording, new_data, new_federation, private_states, same, tiny_transformer
+from tiny import CLASSES, Recording, infos, new_data, new_federation, private_states, same, tiny_transformer
 from tiny_loops import step
 from tiny_rounds import checked
 from tiny_vits import images, strong, vit_small
@@ -27,6 +27,7 @@ from lightning_fed.methods.families.grouped_adapters import GroupTuning
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import State, count_floats
 
+CLIENTS = infos(*range(10, 15))
 SIZES = {"AdapterTuning": "hidden", "PromptTuning": "tokens", "PrefixTuning": "hidden"}
 """What a method calls its sizes."""
 every_method = pytest.mark.parametrize("name", SIZES)
@@ -37,14 +38,10 @@ def method_of(name: str = "AdapterTuning", sizes: tuple[int, ...] = (2, 3), **op
     return method(**{"backbone": strong, "num_classes": CLASSES, SIZES[name]: sizes} | options)
 
 
-def clients(number: int = 5) -> list[ClientInfo]:
-    return [ClientInfo(k, 10 + k, 2, 2, (3,) * CLASSES) for k in range(number)]
-
-
 def server_of(name: str = "AdapterTuning", sizes: tuple[int, ...] = (2, 3), **options: Any) -> GroupServer:
     method = method_of(name, sizes, **options)
     method.configure_model()
-    server = method.configure_server(clients())
+    server = method.configure_server(CLIENTS)
     assert isinstance(server, GroupServer)
     return server
 
@@ -145,12 +142,12 @@ def test_what_vit_small_trains(place: int) -> None:
 @every_method
 def test_clients_of_a_size_start_from_the_same_tensors(name: str) -> None:
     server = server_of(name)
-    sent = [server.broadcast(client) for client in clients()]
+    sent = [server.broadcast(client) for client in CLIENTS]
     assert [broadcast.model_size for broadcast in sent] == [2, 3, 2, 3, 2]
     assert same(sent[0].state, sent[2].state)
     assert same(sent[1].state, sent[3].state)
     assert any(sent[0].state[key].shape != sent[1].state[key].shape for key in sent[0].state)
-    for client in clients():
+    for client in CLIENTS:
         module = method_of(name).for_client(replace(client, model_size=server.groups[client.id]), seed=client.id)
         module.load_broadcast(server.broadcast(client))
         assert same(module.shared_state(), sent[client.id].state)
@@ -162,7 +159,7 @@ def test_the_servers_first_tensors_are_those_of_the_module(name: str) -> None:
     method.configure_model()
     own = {key: torch.randn_like(tensor) for key, tensor in method.shared_state().items()}
     method.load_shared_state(own)  # it was trained before, say
-    server = method.configure_server(clients())
+    server = method.configure_server(CLIENTS)
     assert same(server.states[3], own)
     assert server.states[2].keys() == own.keys()
 
