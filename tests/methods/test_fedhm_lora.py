@@ -12,6 +12,7 @@ from often import mostly_slow
 from peft import PeftModel
 from tiny import CLASSES, Recording, new_data, new_federation, same, tiny_transformer, tiny_vit
 from tiny_rounds import at_start, checked
+from tiny_vits import vit_small
 from torch import Tensor
 
 from lightning_fed.__main__ import main
@@ -86,17 +87,8 @@ def fused_changes(payload: State) -> State:
 
 
 def on_meta(rank: int, targets: str) -> FedHMLoRA:
-    vit_small = {
-        "model_type": "vit",
-        "hidden_size": 384,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 6,
-        "intermediate_size": 1536,
-        "image_size": 224,
-        "patch_size": 16,
-    }
     with torch.device("meta"):
-        return client_of(rank, backbone=partial(VisionTransformer, config=vit_small), num_classes=10, targets=targets)
+        return client_of(rank, backbone=vit_small, num_classes=10, targets=targets)
 
 
 @pytest.mark.parametrize(

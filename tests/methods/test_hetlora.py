@@ -335,9 +335,8 @@ def test_nothing_is_pruned_at_first_and_ranks_only_fall() -> None:
 
 def test_payloads_have_the_clients_rank() -> None:
     _, ranks, engine = recorded()
-    turns = [(turn, update) for turn, update in zip(engine.turns, engine.updates, strict=True) if turn.verb == "fit"]
-    assert len(turns) == 3 * 4
-    for turn, update in turns:
+    assert len(engine.fits()) == 3 * 4
+    for turn, update in engine.fits():
         client = turn.client.id
         before = ranks[turn.round - 2][client] if turn.round > 1 else [2, 3, 4, 5][client]
         assert turn.broadcast.model_size == before

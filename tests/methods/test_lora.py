@@ -179,7 +179,7 @@ def test_moments_are_never_sent() -> None:
 
 def test_all_start_from_the_same_adapter() -> None:
     _, engine, before = recorded()
-    first = [turn.broadcast.state for turn in engine.turns if turn.verb == "fit" and turn.round == 1]
+    first = [turn.broadcast.state for turn, _ in engine.fits(1)]
     assert len(first) == 5
     for state in first:
         for name, tensor in state.items():
@@ -189,7 +189,7 @@ def test_all_start_from_the_same_adapter() -> None:
 
 def test_factors_are_averaged_one_by_one_with_equal_weights() -> None:
     federation, engine, _ = recorded()
-    updates = [u for u, turn in zip(engine.updates, engine.turns, strict=True) if turn.verb == "fit" and turn.round == 2]
+    updates = [update for _, update in engine.fits(2)]
     assert len({update.num_examples for update in updates}) > 1
     for name, tensor in federation.run.server.state_dict().items():
         torch.testing.assert_close(tensor, torch.stack([update.state[name] for update in updates]).mean(dim=0))

@@ -10,8 +10,9 @@ import pytest
 import torch
 from often import mostly_slow
 from peft import PeftModel
-from tiny import CLASSES, TINY_VIT, Recording, assert_same_end, new_data, new_federation, same, still, tiny_vit, without_seconds
+from tiny import CLASSES, Recording, assert_same_end, new_data, new_federation, same, still, tiny_vit, without_seconds
 from tiny_rounds import checked
+from tiny_vits import vit_small
 from torch import Tensor
 
 from lightning_fed.core.messages import Broadcast, ClientUpdate
@@ -104,9 +105,8 @@ def test_all_clients_train_the_entries_of_one_mask_which_the_seed_decides() -> N
     expected = {name: set(mask.tolist()) for name, mask in drawn.items()}
     assert len(expected) == TARGETS
     assert all(len(mask) == 16 for mask in expected.values())
-    updates = [u for u, turn in zip(engine.updates, engine.turns, strict=True) if turn.verb == "fit"]
-    assert len(updates) == 3
-    for update in updates:
+    assert len(engine.trained) == 3
+    for update in engine.trained:
         module = federation.run.local.module_of(federation.run.clients[update.client], Broadcast(update.state, 0.25), None)
         assert changed_entries(module) == expected
     other = fit(rounds=1, participation=1.0, seed=1)
@@ -187,7 +187,7 @@ def test_a_step_is_a_step_of_the_dense_weight_under_a_mask() -> None:
 def test_values_are_averaged_by_examples() -> None:
     engine = Recording()
     federation = fit(rounds=1, engine=engine)
-    updates = [u for u, turn in zip(engine.updates, engine.turns, strict=True) if turn.verb == "fit"]
+    updates = engine.trained
     sizes = [update.num_examples for update in updates]
     assert len(set(sizes)) == 2
     for name in (f"{QUERY}.{VALUES}", "backbone.network.classifier.weight"):
@@ -316,30 +316,25 @@ def test_what_travels_in_each_stage() -> None:
     head = 8 * CLASSES + CLASSES
     engine = Recording()
     fit(rounds=3, engine=engine)
-    for turn, update in zip(engine.turns, engine.updates, strict=True):
-        if turn.verb == "fit":
-            expected = TARGETS * (16 if turn.round <= 2 else 3 * (8 + 8)) + head
-            assert count_floats(turn.broadcast.state) == count_floats(update.state) == expected
-            assert update.state.keys() == turn.broadcast.state.keys()
-            assert turn.broadcast.model_size == (0.25 if turn.round <= 2 else None)
+    for turn, update in engine.fits():
+        expected = TARGETS * (16 if turn.round <= 2 else 3 * (8 + 8)) + head
+        assert count_floats(turn.broadcast.state) == count_floats(update.state) == expected
+        assert update.state.keys() == turn.broadcast.state.keys()
+        assert turn.broadcast.model_size == (0.25 if turn.round <= 2 else None)
 
 
 def test_a_residual_base_is_sent_and_does_not_come_back() -> None:
     head, engine = 8 * CLASSES + CLASSES, Recording()
     fit(rounds=3, engine=engine, method=method_of(base="residual"))
-    turn, update = next((t, u) for t, u in zip(engine.turns, engine.updates, strict=True) if (t.verb, t.round) == ("fit", 3))
+    turn, update = engine.fits(3)[0]
     assert count_floats(update.state) == TARGETS * 3 * 16 + head
     assert count_floats(turn.broadcast.state) == TARGETS * (2 * 3 * 16 + 16) + head
-
-
-VIT_SMALL = TINY_VIT | {"image_size": 224, "patch_size": 16, "hidden_size": 384, "num_hidden_layers": 12}
-VIT_SMALL |= {"num_attention_heads": 6, "intermediate_size": 1536}
 
 
 @pytest.mark.slow
 def test_what_travels_of_vit_small() -> None:
     with torch.device("meta"):
-        method = SLoRA(partial(VisionTransformer, config=VIT_SMALL), 10, r=4)
+        method = SLoRA(vit_small, 10, r=4)
         method.configure_model()
         sparse = method.for_client(ClientInfo(0, 1, 1, 1, (1,) * 10, model_size=method.density))
 
