@@ -82,6 +82,10 @@ class FederationCallback:
     def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
         """After a participant's update was received."""
 
+    def round_metrics(self, run: RunView) -> dict[str, float]:
+        """Further metrics of a round, after its evaluation: they are logged, and are columns of ``metrics.csv``. Default: none."""
+        return {}
+
     def on_round_end(self, run: RunView) -> None:
         """After a round and its evaluation; its metrics are ``run.history[-1]``."""
 

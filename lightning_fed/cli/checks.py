@@ -13,7 +13,7 @@ import torch
 from jsonargparse import Namespace
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from lightning_fed.cli.refusals import BASES, known
+from lightning_fed.cli.refusals import BASES, known, untyped
 from lightning_fed.errors import FederationError, error_text
 from lightning_fed.experiments.sweep.plan import LARGEST_SEED
 from lightning_fed.options import parameters_of
@@ -97,16 +97,9 @@ def refuse_settings(value: Namespace, key: str) -> None:
 
 
 def refuse_untyped(value: Namespace) -> None:
-    """Refuse methods that take a backbone without its type: one network would be built and copied for all clients."""
-    try:
-        parameters = parameters_of(pkgutil.resolve_name(str(value.get("class_path"))))
-    except (ImportError, AttributeError, ValueError, TypeError):
-        return
-    if "backbone" in parameters and parameters["backbone"][0].annotation is inspect.Parameter.empty:
-        raise FederationError(
-            f"{value.class_path} takes backbone without a type, so that all clients would start from copies of one network: write "
-            "backbone: Backbones in its __init__, with from lightning_fed.models import Backbones."
-        )
+    """Refuse methods that take a backbone without its type."""
+    if text := untyped(str(value.get("class_path"))):
+        raise FederationError(text)
 
 
 def refuse_nulls(value: Any, key: str) -> None:

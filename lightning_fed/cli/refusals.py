@@ -1,5 +1,6 @@
 """Errors of jsonargparse in one line: which option, what it got, what it takes."""
 
+import inspect
 import pkgutil
 import re
 import sys
@@ -197,6 +198,9 @@ def _in_words(text: str, value: str) -> str:
 
 def _with_names(text: str, message: str, keys: list[str], options: Collection[str], verb: str) -> str:
     """Add the known names and the one that is nearest to the given name."""
+    given_class = re.search(r"class_path(?:=|': )'([^']+)'", _given(message))
+    if keys == ["model"] and given_class and (reason := untyped(given_class[1])):  # jsonargparse names the network's class
+        return reason
     if wrong := re.search(r"Expected an instantiatable class, but \S*\.(\w+) is abstract", text):
         names = known(keys[-1].rpartition(".")[2]) if keys else []
         return f"a {wrong[1]} is only a base class, or there is no class_path: name one of {', '.join(names)}"
@@ -276,6 +280,20 @@ def options_of(path: str) -> list[str]:
         return list(parameters_of(pkgutil.resolve_name(path)))
     except (ImportError, AttributeError, ValueError, TypeError):
         return []
+
+
+def untyped(path: str) -> str:
+    """What to write in a method that takes a backbone without a type; empty for other classes."""
+    try:
+        parameters = parameters_of(pkgutil.resolve_name(path))
+    except (ImportError, AttributeError, ValueError, TypeError):
+        return ""
+    if "backbone" not in parameters or parameters["backbone"][0].annotation is not inspect.Parameter.empty:
+        return ""
+    return (
+        f"{path} takes backbone without a type, so that all clients would start from copies of one network: write "
+        "backbone: Backbones in its __init__, with from lightning_fed.models import Backbones."
+    )
 
 
 def known(key: str, hint: Any = None) -> list[str]:

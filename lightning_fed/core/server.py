@@ -220,8 +220,8 @@ class Server:
         """
         self.round, self.cohort = round, cohort
 
-    def weight(self, update: ClientUpdate) -> int:
-        """The weight of an update."""
+    def weight(self, update: ClientUpdate) -> float:
+        """The weight of an update among those of a round, above 0. Default: by :attr:`weighting`."""
         return update.num_examples if self.weighting == "examples" else 1
 
     def broadcast(self, client: ClientInfo) -> Broadcast:

@@ -381,6 +381,8 @@ class Run:
         with self._stopwatch("report"), naming(self._written[0]):
             if self.folder:
                 self.folder.stat()  # if it is missing, fail here: TensorBoard's thread would print a traceback
+            for callback in self.settings.callbacks:
+                self.history[-1] |= {name: float(value) for name, value in callback.round_metrics(self).items()}
             row = {name: value for name, value in self.history[-1].items() if name != "round"}
             for logger in self.loggers:
                 try:

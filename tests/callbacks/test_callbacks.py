@@ -3,17 +3,19 @@
 import csv
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny import Stop, new_data, new_federation, new_method, new_trainer
+from tiny import CLASSES, Net, Stop, new_data, new_federation, new_method, new_trainer
 
 from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.callbacks.tensorboard import label_figure, spread_figure
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.federation.federation import Federation
+from lightning_fed.methods import FedAvg
 from lightning_fed.storage.manifest import Metrics
 
 PROMISED = [
@@ -129,6 +131,36 @@ def test_spread_figure(majority: torch.Tensor | None) -> None:
     assert axes.lines[0].get_ydata().max() == 0.8  # the upper quartile
     assert axes.get_title() == "3 clients"
     spread_figure(np.array([np.nan]), None, "auroc")
+
+
+class Adding(FederationCallback):
+    """Adds a column."""
+
+    def round_metrics(self, run: RunView) -> Metrics:
+        return {"mine/rounds_left": run.rounds - run.round}
+
+
+class Logging(FedAvg):
+    """Logs as a LightningModule does."""
+
+    def client_loss(self, batch: Any) -> torch.Tensor:
+        self.log("train/mine", float(self.client.id))
+        return super().client_loss(batch)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        super().test_step(batch, batch_idx)
+        self.log("test/mine", 2.0)
+
+
+def test_what_a_callback_or_a_method_adds_is_logged() -> None:
+    federation = new_federation(2, "runs", logger=True, evaluate_every=1, callbacks=[Adding()])
+    federation.fit(Logging(Net, CLASSES), data := new_data(2))
+    weights = [client.num_train for client in data.clients]
+    added = {"mine/rounds_left": [1, 0], "train/mine": [weights[1] / sum(weights)] * 2, "after/test_mine/mean": [2, 2]}
+    for name, values in added.items():
+        assert [float(row[name]) for row in read_csv("metrics.csv")] == pytest.approx(values)
+        assert scalars(events(), name) == pytest.approx({1: values[0], 2: values[1]})
+    assert [row["test/mine"] for row in read_csv("clients.csv")] == ["2.0", "2.0"]
 
 
 class Noting(FederationCallback):

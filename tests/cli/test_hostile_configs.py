@@ -242,6 +242,10 @@ def test_defaults_are_no_nulls() -> None:
         (["--model=FFALoRA", f"{M}backbone=MLP", f"{M}backbone.inputs=3"], ["library, not MLP; known", " TransformerClassifier, "]),
         (["--model=FFALoRA", f"{M}backbone=TransformerLMs", f"{M}backbone.name=x"], ["(did you mean TransformerLM?); known are"]),
         (["--model=FFALoRA", f"{M}backbone=[MLP]"], ["model.backbone: got ['MLP'], expected the name of a class"]),
+        (
+            [f"--config={{model: {{class_path: {__name__}.Untyped, init_args: {{backbone: {{class_path: MLP}}}}}}}}"],
+            ["Untyped takes backbone without a type"],
+        ),
         ([f"--model={__name__}.Untyped"], ["Untyped takes backbone without a type", "write backbone: Backbones in its __init__"]),
         (["--model=lightning_fed.data.Digits"], ["model: lightning_fed.data.Digits is no FederatedModule; known are APFL"]),
         (["--config={a: 1, a: 2}"], ["'a' is given twice"]),

@@ -135,7 +135,8 @@ def _labelled(path: Path, vary: Sequence[str], sweeps: dict[Path, Played]) -> Ru
         sweeps: the known sweeps, with the folders of their runs.
     """
     settings = read_settings(path)
-    varied = ", ".join(f"{key.rpartition('.')[2]}={settings.get(key)}" for key in vary)
+    values = {key: settings.get(key, str(settings.get(f"{key}.class_path")).rpartition(".")[2]) for key in vary}
+    varied = ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
     root = next((parent for parent in path.absolute().parents if (parent / "sweep.yaml").is_file()), None)
     if root is None:
         return RunFolder(path, settings, str(settings["model.class_path"]).rpartition(".")[2], varied, None)
@@ -173,9 +174,10 @@ def _refuse_doubles(runs: Iterable[RunFolder]) -> None:
         other = seen.setdefault((*run.label, run.partition, run.seed), run)
         if other is not run:
             said = f"seed {run.seed}" + (f", partition {run.partition}" if run.partition != run.seed else "")
+            apart = dict.fromkeys(key.removesuffix(".class_path") for key in differences(other.settings, run.settings, SEEDS))
+            vary = f", or --vary what they differ in ({', '.join(apart)})" if apart else ""
             raise FederationError(
-                f"{other.path} and {run.path} are both {run.method} with {said}: name the folders of the runs that are "
-                "meant, or --vary the key in which they differ."
+                f"{other.path} and {run.path} are both {run.method} with {said}: name the folders of the runs that are meant{vary}."
             )
 
 

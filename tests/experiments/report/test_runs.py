@@ -217,8 +217,16 @@ def test_runs_on_other_data_are_refused() -> None:
 def test_two_runs_of_one_name_are_refused() -> None:
     write_run(Path("runs/a"), [0.5])
     write_run(Path("runs/b"), [0.6])
-    with pytest.raises(FederationError, match="runs/a and runs/b are both FedAvg with seed 0"):
+    with pytest.raises(FederationError, match=r"runs/a and runs/b are both FedAvg with seed 0: name the folders.* meant\.$"):
         load_runs("runs")
+    schedule = {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 1}}
+    write_run(Path("more/a"), [0.6], lr_scheduler=schedule)
+    with pytest.raises(FederationError, match=r"--vary what they differ in \(model.lr_scheduler, model.lr_scheduler.step_size\)"):
+        load_runs("runs/a", "more")
+    assert load_runs("runs/a", "more", vary=["model.lr_scheduler"])["setting"].tolist() == [
+        "lr_scheduler=None",
+        "lr_scheduler=StepLR",
+    ]
 
 
 def test_nothing_to_read() -> None:
