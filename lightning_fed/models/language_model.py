@@ -54,6 +54,7 @@ class TransformerLM(Transformer):
         **settings: Any,
     ) -> None:
         super().__init__(name, config, attention, **settings)
+        self._refuse_encoders()
         require_from(1, num_beams=num_beams, max_new_tokens=max_new_tokens)
         require_from(0, no_repeat_ngram_size=no_repeat_ngram_size)
         self.max_new_tokens: int = max_new_tokens
@@ -107,6 +108,17 @@ class TransformerLM(Transformer):
     def head_names(self) -> set[str]:
         """Names of the parameters that its files lack; the task adds none."""
         return set(self.drawn)
+
+    def _refuse_encoders(self) -> None:
+        """The library builds BERT and others that fill in blanks as language models, too, with only a warning in its log."""
+        from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as ENCODERS
+
+        config = self.network.config
+        if config.model_type in ENCODERS and not (getattr(config, "is_decoder", False) or getattr(config, "causal", False)):
+            raise FederationError(
+                f"{type(self.network).__name__} reads texts in both directions, so it would see the tokens that it is to predict: "
+                "choose a causal language model, or set is_decoder in its config."
+            )
 
     def _check_room(self, longest: int) -> None:
         positions = getattr(self.network.config, "max_position_embeddings", None)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import new_federation, new_trainer
+from tiny import TINY_BERT, new_federation, new_trainer
 from tiny_chats import MARKED, TINY_MODELS, chats, save_chat_tokenizer, write_lines
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -121,6 +121,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "runs code of owner/model, which may change: give owner/model@rev",
     ),
     "examples": ({"config": TINY_MODELS["llama"], "generate_examples": -1}, "generate_examples"),
+    "encoder": ({"config": TINY_BERT}, "BertLMHeadModel reads texts in both directions"),
 }
 
 
