@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
+from lightning_fed.core.client_modules import one_per_architecture
 from lightning_fed.core.hparams import remedy
 from lightning_fed.core.messages import ClientUpdate, Turn
 from lightning_fed.core.module import FederatedModule
@@ -100,9 +102,11 @@ class Run:
         with torch_threads(engine.threads or 1):  # weights must not depend on the number of cores
             spec.build()
         settings.compression.check(model)
-        model.fine_tuning_phases()  # raises an error if there is nothing of the part that is to be tuned
-        if isinstance(settings.privacy, ExampleDP):
-            refuse_what_tells_of_examples(model, data)
+        others = () if reading else one_per_architecture(model, self.clients)  # all are built before the first round
+        for each in chain((model,), (other for _, other in others)):
+            each.fine_tuning_phases()  # raises an error if there is nothing of the part that is to be tuned
+            if isinstance(settings.privacy, ExampleDP):
+                refuse_what_tells_of_examples(each, data)
         self.threads = engine.threads_for(model, data.batch_size)
         torch.set_num_threads(self.threads)
         self._spec = replace(spec, initial=model.initial_originals())

@@ -33,7 +33,7 @@ from lightning_fed.data import CSVFiles
 from lightning_fed.engines import Processes
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.methods import FedAvg, FedRep
+from lightning_fed.methods import FedAvg, FedRep, Standalone
 from lightning_fed.privacy import ClientDP, ExampleDP
 from lightning_fed.privacy.accounting import epsilon
 
@@ -174,6 +174,7 @@ def test_more_steps_than_the_noise_was_chosen_for_end_the_run(capsys: pytest.Cap
     [
         ({"privacy": dp(delta=0.1)}, r"privacy.delta is 0.1 with up to \d+ examples per client"),
         ({"method": FedAvg(NoisyNet, CLASSES, momentum)}, "batch norm, which mixes examples"),
+        ({"method": Standalone([Net, NoisyNet], CLASSES, momentum)}, "batch norm, which mixes examples"),
         ({"method": model(accumulate=2)}, "leave accumulate out"),
         ({"method": model(gradient_clip=1.0)}, "leave gradient_clip out"),
         ({"method": model(loss=nn.CrossEntropyLoss(weight=torch.ones(CLASSES)))}, "leave class weights out"),

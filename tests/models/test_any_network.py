@@ -203,6 +203,11 @@ def test_what_is_no_network_is_refused(given: Any, message: str) -> None:
         FedAvg(given, CLASSES).configure_model()
 
 
+def test_a_network_of_a_later_client_is_refused_before_the_first_round() -> None:
+    with pytest.raises(FederationError, match=r"^There is no 'torchvision.models.resnet19'"):  # else: Client 1 in round 1: …
+        new_federation(1).fit(Standalone([Net, "torchvision.models.resnet19"], CLASSES), new_data())
+
+
 # ---------------------------------------------------------------------------------------------------------- head and cuts
 
 

@@ -41,15 +41,15 @@ def refuse_single_examples(template: FederatedModule, data: FederatedDataModule,
 
 def starved_layer(template: FederatedModule, data: FederatedDataModule, client: ClientInfo, seed: int) -> str | None:
     """Name of the batch norm layer that gets one value per channel when a client trains on one of its examples."""
-    if not any(isinstance(layer, _BatchNorm) for layer in template.modules()):
+    if len(template.networks.factories) == 1 and not _norms(template):
         return None
     own = data.pooled() if client.id == SERVER else data.client(client.id)
     batch = own.transform(own.data[own.splits[0][:1]], None)
     module = template.for_client(client, seed)  # a separate module, because statistics change
-    for name, layer in module.named_modules():
-        if isinstance(layer, _BatchNorm):
-            layer.register_forward_pre_hook(partial(_refuse_one_value, name))
-    for phase in module.phases():
+    norms = _norms(module)
+    for name, layer in norms.items():
+        layer.register_forward_pre_hook(partial(_refuse_one_value, name))
+    for phase in module.phases() if norms else ():
         module.train()
         for frozen in (*phase.eval_modules, *module.frozen_layers()):
             frozen.eval()
@@ -59,6 +59,11 @@ def starved_layer(template: FederatedModule, data: FederatedDataModule, client: 
         except OneValueError as found:
             return str(found)
     return None
+
+
+def _norms(module: nn.Module) -> dict[str, nn.Module]:
+    """Batch norm layers, by name."""
+    return {name: layer for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)}
 
 
 def _refuse_one_value(name: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
