@@ -107,6 +107,8 @@ class Run:
             each.fine_tuning_phases()  # raises an error if there is nothing of the part that is to be tuned
             if isinstance(settings.privacy, ExampleDP):
                 refuse_what_tells_of_examples(each, data)
+            if data.at_hand:
+                refuse_unknown_tokens(each, data.pooled())
         self.threads = engine.threads_for(model, data.batch_size)
         torch.set_num_threads(self.threads)
         self._spec = replace(spec, initial=model.initial_originals())
@@ -117,7 +119,6 @@ class Run:
         if settings.aggregation is not None:
             aggregate_robustly(self.server, model, settings.aggregation, self.cohort_size)
         if data.at_hand:
-            refuse_unknown_tokens(model, data.pooled())
             check_generation(model, data)
             refuse_single_examples(model, data, who.trained_on, self.seed)
         self.method, self.metric = type(model).__name__, model.monitor

@@ -12,6 +12,9 @@ from lightning_fed.errors import FederationError
 from lightning_fed.models.factory import DOTTED, name_of, names_a, network_of
 from lightning_fed.options import LARGEST, PositiveInt
 
+POSITIONS = ("position_embeddings", "wpe")
+"""What learned embeddings of positions are called in the networks of transformers."""
+
 
 class TrainableNetwork(nn.Module):
     """A network that a method can train: a :class:`Backbone`, or a :class:`.Transformer`, which cannot be cut in two."""
@@ -115,6 +118,17 @@ class Backbone(TrainableNetwork, ABC):
         return Wrapped(num_classes, network, head, dict(cuts or {}), new_head=num_classes is not None)
 
 
+def tokens_known(network: Any) -> tuple[int | None, int | None]:
+    """Size of the vocabulary of a network of transformers, and the longest text in tokens; None: unknown, as of other networks."""
+    if not hasattr(network, "get_input_embeddings"):
+        return None, None
+    positions = next((m for name, m in network.named_modules() if name.endswith(POSITIONS)), None)
+    longest, padding = getattr(positions, "num_embeddings", None), getattr(positions, "padding_idx", None)
+    if longest is not None and padding is not None:
+        longest -= padding + 1  # RoBERTa's numbering of positions
+    return getattr(network.get_input_embeddings(), "num_embeddings", None), longest
+
+
 class Wrapped(Backbone):
     """Wraps a network that does not depend on this package: of torchvision, of transformers, or your own.
 
@@ -184,6 +198,11 @@ class Wrapped(Backbone):
         config = getattr(self.network, "config", None)
         if hasattr(config, "num_labels"):
             config.num_labels = num_classes  # type: ignore[union-attr]
+
+    @property
+    def tokens_known(self) -> tuple[int | None, int | None]:
+        """Size of the vocabulary, and the longest text in tokens; None: unknown."""
+        return tokens_known(self.network)
 
     @property
     def head(self) -> nn.Linear:  # type: ignore[override]

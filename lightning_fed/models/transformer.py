@@ -19,7 +19,7 @@ from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.data.hub import from_hub_or_cache
 from lightning_fed.errors import FederationError, error_text, one_line
 from lightning_fed.formatting import nearest
-from lightning_fed.models.backbone import Backbone, TrainableNetwork
+from lightning_fed.models.backbone import Backbone, TrainableNetwork, tokens_known
 from lightning_fed.models.factory import name_of, names_a
 from lightning_fed.options import LARGEST, NonNegativeInt, PositiveInt
 from lightning_fed.tasks.task import TASKS
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     Model = str | PreTrainedModel | Callable[[], PreTrainedModel]
 else:
     Model = str  # all that the command line has
-
-POSITIONS = ("position_embeddings", "wpe")
-"""What learned embeddings of positions are called in the networks of the library."""
 
 COUNTED = re.compile(r"^(num|n)_|_size$")
 """Settings that are numbers of things."""
@@ -136,12 +133,7 @@ class Transformer(TrainableNetwork):
     @property
     def tokens_known(self) -> tuple[int | None, int | None]:
         """Size of the vocabulary, and the longest text in tokens; None: unknown."""
-        embeddings = self.network.get_input_embeddings()
-        positions = next((m for name, m in self.network.named_modules() if name.endswith(POSITIONS)), None)
-        longest, padding = getattr(positions, "num_embeddings", None), getattr(positions, "padding_idx", None)
-        if longest is not None and padding is not None:
-            longest -= padding + 1  # RoBERTa's numbering of positions
-        return getattr(embeddings, "num_embeddings", None), longest
+        return tokens_known(self.network)
 
     def targets_of(self, inputs: dict[str, Tensor]) -> Tensor:
         """Take the targets out of a batch of Hugging Face's collators. Default: ``labels``."""

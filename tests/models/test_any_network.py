@@ -37,7 +37,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedHM, FedPer, FedProto, FedRep, FedRoD, HeteroFL, HOMLoRA, PFedLoRA, SplitMix, Standalone
 from lightning_fed.methods.families.adapter_module import AdapterModule
-from lightning_fed.models import Backbone, VisionTransformer, Wrapped, backbone_of
+from lightning_fed.models import Backbone, TransformerClassifier, VisionTransformer, Wrapped, backbone_of
 
 torchvision_vit = partial(
     torchvision.models.VisionTransformer, image_size=4, patch_size=2, num_layers=1, num_heads=2, hidden_dim=8, mlp_dim=8
@@ -206,6 +206,9 @@ def test_what_is_no_network_is_refused(given: Any, message: str) -> None:
 def test_a_network_of_a_later_client_is_refused_before_the_first_round() -> None:
     with pytest.raises(FederationError, match=r"^There is no 'torchvision.models.resnet19'"):  # else: Client 1 in round 1: …
         new_federation(1).fit(Standalone([Net, "torchvision.models.resnet19"], CLASSES), new_data())
+    texts = [partial(TransformerClassifier, config=TINY_TRANSFORMER | {"vocab_size": size}) for size in (30, 20)]
+    with pytest.raises(FederationError, match="but the network knows 0 to 19"):
+        new_federation(1).fit(Standalone(texts, CLASSES), new_texts())
 
 
 # ---------------------------------------------------------------------------------------------------------- head and cuts

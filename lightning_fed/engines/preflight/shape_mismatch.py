@@ -28,10 +28,9 @@ def refuse_unknown_tokens(template: FederatedModule, data: ClientDataModule) -> 
     images = data.data.images
     inputs = images.inputs if isinstance(images, Taken) else images  # split if the data have their own test set
     tokens = inputs if isinstance(inputs, TokenRows) else tokens_of(images)
-    knows = getattr(getattr(template, "backbone", None), "tokens_known", None)
-    if tokens is None or knows is None or not len(tokens):
+    if tokens is None or not len(tokens):
         return
-    vocabulary, longest = knows
+    vocabulary, longest = getattr(getattr(template, "backbone", None), "tokens_known", (None, None))
     lengths = tokens.lengths if isinstance(tokens, TokenRows) else np.full(*tokens.shape)
     flat = tokens.parts["ids"] if isinstance(tokens, TokenRows) else tokens.numpy().reshape(-1)
     if vocabulary is not None and (wrong := (flat < 0) | (flat >= vocabulary)).any():
