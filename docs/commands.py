@@ -29,10 +29,9 @@ def ask(module: str, args: list[str]) -> int:
 
 def serve(listener: socket.socket) -> None:
     """Fork for each request, twice: one process waits for the other, which runs the command."""
-    from lightning_fed.cli.fork_server import FastExit, run_program, warm_up
+    import lightning_fed.cli.fork_server  # noqa: F401 - which imports what commands need
+    from lightning_fed.experiments.sweep.forks import run_program
 
-    at_exit = FastExit()
-    warm_up()
     connection, _ = listener.accept()
     while os.fork():
         connection.close()
@@ -52,7 +51,7 @@ def serve(listener: socket.socket) -> None:
     os.chdir(folder)
     os.environ.clear()
     sys.path[:0] = variables.get("PYTHONPATH", "").split(os.pathsep)
-    run_program(args, variables, at_exit, module)
+    run_program(args, variables, module)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ sys.path.insert(0, str(DOCS))
 from generators import api, differences, formulas, gallery, links  # noqa: E402
 
 import lightning_fed  # noqa: E402
-from lightning_fed.cli.fork_server import warm_up  # noqa: E402
 
 project = "lightning-fed"
 author = "lightning-fed contributors"
@@ -145,7 +144,8 @@ def spread(app: object, env: object, docnames: list[str]) -> None:
     """Notebooks take longest to read: each process begins with its share of them, and pages fill the time that is left. What all of
     them import is imported before they are forked.
     """
-    warm_up()
+    import lightning_fed.cli.fork_server  # noqa: F401 - which imports all of it
+
     notebooks = [name for name in docnames if name.startswith("tutorials/") and name != "tutorials/index"]
     others = [name for name in docnames if name not in notebooks]
     chunk = max(map(len, make_chunks(docnames, app.parallel)), default=0)

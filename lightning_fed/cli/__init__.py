@@ -3,7 +3,7 @@
 Each verb has ``run(args)`` in a file of its name and a line below; ``fit.py`` has all verbs of a federation, and ``all_parsers``
 lists the others. The other files hold what verbs have in common: how options are read (``parser``, ``options``), refused
 (``checks``, ``refusals``, ``trainer``) and described (``help/``; ``quick_help`` looks into its index). ``load_run`` opens their
-runs in Python; ``fork_server`` is the process from which a sweep's runs are forked.
+runs in Python; ``fork_server`` is what the process imports from which a sweep's runs are forked.
 """
 
 SUBCOMMANDS = {

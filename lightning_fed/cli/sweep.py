@@ -5,7 +5,6 @@ import logging
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import yaml
@@ -16,7 +15,7 @@ from lightning_fed.errors import FederationError, error_text, print_error
 from lightning_fed.experiments.configs import SWEEP, found
 from lightning_fed.experiments.sweep.board import BOARD, write_board
 from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord, write_whole
-from lightning_fed.experiments.sweep.forks import ForkServer
+from lightning_fed.experiments.sweep.forks import forks
 from lightning_fed.experiments.sweep.plan import Cell, ReportOptions, Sweep, arguments
 from lightning_fed.experiments.sweep.player import CellJob, play, write_cells
 from lightning_fed.experiments.sweep.processes import Start, own_processes
@@ -64,14 +63,12 @@ def run(args: Sequence[str]) -> None:
         best = chosen(trials(sweep, sweep.folder))
         say(commands(sweep, checked(sweep, known_cells(sweep, best), console), best))
         return
-    with preemption() as preempted, ExitStack() as stack:
+    with preemption() as preempted:
         if given.cell is not None:
             play_cell(sweep, given.cell, console, again, preempted)
-        elif given.isolate or sys.platform != "linux":  # elsewhere the state of system libraries does not survive a fork
-            play_all(sweep, given.workers, console, own_processes(sweep.threads), again, preempted)
-        else:
-            forks = stack.enter_context(ForkServer(sweep.threads))  # imports in the background while runs are checked
-            play_all(sweep, given.workers, console, forks, again, preempted)
+        else:  # beyond Linux the state of system libraries does not survive a fork
+            start = own_processes if given.isolate or sys.platform != "linux" else forks
+            play_all(sweep, given.workers, console, start(sweep.threads), again, preempted)
 
 
 def known_cells(sweep: Sweep, best: Mapping[tuple[str, str], str]) -> list[Cell]:
@@ -106,8 +103,6 @@ def play_all(sweep: Sweep, workers: int, console: Console, start: Start, again: 
         FederationError: if all values of a method have ended, none with a number.
     """
     jobs = checked(sweep, known_cells(sweep, {}), console)
-    if isinstance(start, ForkServer):
-        start.prepare()
     tried = [job for job in jobs if job.cell.value]
     played(sweep, tried, known_cells(sweep, {}), workers, console, start, preempted, wait=True)
     if preempted():

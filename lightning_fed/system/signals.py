@@ -87,11 +87,14 @@ def preemption() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def without_preemption() -> Iterator[None]:
+def without_preemption(*others: int) -> Iterator[None]:
     """A context whose processes never get SIGUSR1, which a queueing system may send to all: it is meant for the one that runs the
     federation.
+
+    Args:
+        *others: further signals that they do not get.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, *others})
     try:
         yield
     finally:

@@ -1,11 +1,11 @@
 """The process that cells are forked from."""
 
 import os
+import sys
+from importlib import import_module
 
 import pytest
 import torch
-
-from lightning_fed.cli import fork_server
 
 
 def test_it_asks_for_no_gpu_and_leaves_the_environment_to_the_runs(
@@ -16,7 +16,8 @@ def test_it_asks_for_no_gpu_and_leaves_the_environment_to_the_runs(
     for name in ("is_available", "device_count", "_lazy_init"):
         monkeypatch.setattr(torch.cuda, name, lambda name=name: asked.append(name))
     monkeypatch.setenv("LIGHTNING_FED_FIT__FEDERATION__ROUNDS", "many")
-    fork_server.warm_up()
+    sys.modules.pop("lightning_fed.cli.fork_server", None)
+    import_module("lightning_fed.cli.fork_server")
     assert asked == []
     assert os.environ["LIGHTNING_FED_FIT__FEDERATION__ROUNDS"] == "many"
     assert capfd.readouterr() == ("", "")

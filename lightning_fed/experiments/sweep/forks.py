@@ -1,205 +1,160 @@
-"""Processes of cells that are forked from one with all imports done."""
+"""Processes of cells that are forked from one with all imports done: the fork server of :mod:`multiprocessing`."""
 
+import atexit
+import multiprocessing
+import os
+import runpy
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import send_handle
+from functools import partial
+from multiprocessing.reduction import DupFd
 from pathlib import Path
-from types import TracebackType
+from typing import Any, NoReturn
 
 from lightning_fed.errors import FederationError
-from lightning_fed.experiments.sweep.processes import environment
+from lightning_fed.experiments.sweep.processes import Start, environment
 from lightning_fed.system.signals import without_preemption
 
-FORK_SERVER = (sys.executable, "-m", "lightning_fed.cli.fork_server")
-"""The command that forks itself for cells; its last argument is its end of the pipe."""
+PROGRAM = "lightning_fed"
+"""The module that runs a cell."""
+
+PRELOADED = "lightning_fed.cli.fork_server"
+"""The module that the server imports after the libraries that cells need."""
 
 LIBRARIES = {"datasets", "pandas", "peft", "scipy", "sklearn", "tokenizers", "torchvision", "transformers"}
 """Libraries that take long to import and that not all runs need."""
 
-LOST = 128 + signal.SIGTERM
-"""Stands for the exit code of a fork whose state is unknown. If it is still running, it keeps holding its cell."""
+UNKNOWN, LOST = 255, 128 + signal.SIGTERM
+"""The exit code that multiprocessing gives to a fork whose server has died, and what stands for it here. If the fork is still
+running, it keeps holding its cell.
+"""
 
 
 @dataclass(frozen=True)
-class CellRequest:
-    """Asks the fork server for a process with this number; for the other fields see :class:`Start`. The lock follows."""
-
-    number: int
-    args: list[str]
-    log: Path
-    variables: dict[str, str]
-
-
-@dataclass(frozen=True)
-class SignalRequest:
-    """Asks the fork server to send a signal to a process; for SIGKILL also to the processes that it has started."""
-
-    number: int
-    signal: int
-
-
-@dataclass(frozen=True)
-class ImportRequest:
-    """Tells the fork server which modules cells will import."""
-
-    modules: list[str]
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The fork server's message that a process has ended.
+class OpenFile:
+    """A file that a process gets with its arguments, where it stands for the file's descriptor.
 
     Args:
-        number: number of the process.
-        code: its exit code, or the negative number of the signal that ended it.
+        descriptor: the descriptor.
     """
 
-    number: int
-    code: int
+    descriptor: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _descriptor, (DupFd(self.descriptor),)
 
 
-class ForkServer:
-    """Starts processes of cells as forks of a process that has imported torch, Lightning and what else they need. A fork is a
-    separate process, but starts without waiting for imports. If the server dies, the next cell starts another one.
-
-    Args:
-        threads: number of torch threads of each cell.
-    """
-
-    _connection: Connection
-    _process: subprocess.Popen[bytes]
-    _is_ready: bool
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._numbers = count()
-        self._forks: dict[int, Fork] = {}
-        self._launch()
-
-    def __enter__(self) -> "ForkServer":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """End the server. Running forks continue."""
-        self._end()
-
-    def __call__(self, args: Sequence[str], log: Path, lock: int, variables: Mapping[str, str]) -> "Fork":
-        """Start a process, see :class:`Start`."""
-        if self._process.poll() is not None:
-            self.receive()  # pending messages
-            self._end()
-            self._launch()
-            self.prepare()
-        number = next(self._numbers)
-        self._forks[number] = fork = Fork(self, number)
-        self._send(CellRequest(number, list(args), log, dict(variables)), lock)
-        return fork
-
-    def prepare(self) -> None:
-        """Let the server import those of :data:`LIBRARIES` that this process has imported to build the cells' objects."""
-        self._send(ImportRequest([name for name in sys.modules if name.partition(".")[0] in LIBRARIES]))
-
-    def give(self, number: int, of: int) -> None:
-        """Send a signal to a process."""
-        if self._is_ready:
-            self._send(SignalRequest(number, of))
-        else:  # it has not started any process yet
-            self._end()
-
-    def receive(self, seconds: float = 0.0) -> None:
-        """Process messages of the server, waiting up to ``seconds`` for them.
-
-        Raises:
-            FederationError: if the server has ended before it could start anything.
-        """
-        try:
-            while self._connection.poll(seconds):
-                word = self._connection.recv()
-                if isinstance(word, Ended):
-                    self._forks.pop(word.number).returncode = word.code
-                else:
-                    self._is_ready = True
-        except (EOFError, ConnectionError):
-            self._lose()
-            if not self._is_ready:
-                said = self._process.communicate()[1].decode(errors="replace").strip().rpartition("\n")[2]
-                raise FederationError(
-                    f"The process that cells are forked from has ended while it started ({said or 'without a word'}): give each "
-                    "cell its own with --isolate."
-                ) from None
-
-    def _send(self, request: CellRequest | SignalRequest | ImportRequest, lock: int | None = None) -> None:
-        try:
-            self._connection.send(request)
-            if lock is not None:
-                send_handle(self._connection, lock, self._process.pid)
-        except ConnectionError:
-            self.receive()  # it has ended, which is reported there
-
-    def _launch(self) -> None:
-        self._connection, theirs = Pipe()
-        self._is_ready = False
-        with without_preemption():
-            self._process = subprocess.Popen(
-                [*FORK_SERVER, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env=environment(self._threads),
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        theirs.close()
-
-    def _end(self) -> None:
-        with self._process:
-            self._process.terminate()
-        self._connection.close()
-        self._lose()
-
-    def _lose(self) -> None:
-        """Mark all forks as lost: their exit codes will never arrive."""
-        for fork in self._forks.values():
-            fork.returncode = LOST
-        self._forks.clear()
+def _descriptor(passed: Any) -> Any:
+    return passed.detach()
 
 
 class Fork:
-    """A process that the fork server has started."""
+    """A process for a cell, see :class:`Start`: a fork of a process that has imported torch, Lightning and what else this process
+    has imported to check the cells. It starts without waiting for imports. If the server dies, the next cell starts another one.
 
-    def __init__(self, server: ForkServer, number: int) -> None:
-        self.returncode: int | None = None
-        self._server = server
-        self._number = number
+    Raises:
+        FederationError: if the server has ended before it could start anything.
+    """
+
+    def __init__(self, args: Sequence[str], log: Path, lock: int, variables: Mapping[str, str], threads: int) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([*(name for name in sys.modules if name.partition(".")[0] in LIBRARIES), PRELOADED])
+        given = PROGRAM, list(args), log, dict(variables), OpenFile(lock)
+        self._process = context.Process(target=play, args=given)
+        before = dict(os.environ)
+        os.environ.update(environment(threads))
+        try:
+            with without_preemption(signal.SIGINT):  # Ctrl-C only reaches the sweep, which passes it on
+                self._process.start()
+        except (EOFError, OSError) as error:
+            raise FederationError(
+                "The process that cells are forked from has ended while it started: give each cell its own with --isolate."
+            ) from error
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
 
     def poll(self) -> int | None:
         """See :class:`CellProcess`."""
-        if self.returncode is None:
-            self._server.receive()
-        return self.returncode
+        code = self._process.exitcode
+        return LOST if code == UNKNOWN else code
 
     def wait(self, timeout: float) -> int:
         """See :class:`CellProcess`."""
-        end = time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if time.monotonic() > end:
-                raise subprocess.TimeoutExpired("fork", timeout)
-            self._server.receive(0.05)
+        self._process.join(timeout)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired("fork", timeout)
         return code
 
     def send_signal(self, number: int, /) -> None:
         """See :class:`CellProcess`."""
-        if self.poll() is None:
-            self._server.give(self._number, number)
+        self._give(os.kill, number)
 
     def kill(self) -> None:
         """See :class:`CellProcess`."""
+        self._give(os.killpg, signal.SIGKILL)
+
+    def _give(self, send: Any, number: int) -> None:
         if self.poll() is None:
-            self._server.give(self._number, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended just now
+                send(self._process.pid, number)
+
+
+def forks(threads: int) -> Start:
+    """Starts a fork for each cell."""
+    return partial(Fork, threads=threads)
+
+
+def play(program: str, args: Sequence[str], log: Path, variables: Mapping[str, str], lock: int) -> NoReturn:
+    """Run a cell, in the process that was forked for it.
+
+    Args:
+        program: the module that runs it.
+        args: its arguments.
+        log: see :class:`Start`.
+        variables: see :class:`Start`.
+        lock: stays open as long as the process lives.
+    """
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # drops one that has arrived already
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a sweep in the background of a shell ignores it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGUSR1})  # blocked when the server was started
+    multiprocessing.set_start_method(None, force=True)  # the usual one, not that of this process
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    run_program(args, variables, program)
+
+
+def run_program(args: Sequence[str], variables: Mapping[str, str], module: str) -> NoReturn:
+    """Run ``python -m`` this module and end the process as Python does, but without deallocating objects: a fork would copy all of
+    their memory to decrease reference counts.
+
+    Args:
+        args: its arguments.
+        variables: to be set in its environment.
+        module: the module.
+    """
+    os.environ.update(variables)
+    sys.argv[1:] = args
+    code = 1
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter does when it ends
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from rich.console import Console
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep import folder as folders
-from lightning_fed.experiments.sweep import forks, processes
+from lightning_fed.experiments.sweep import forks as forking
+from lightning_fed.experiments.sweep import processes
 from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord, write_whole
-from lightning_fed.experiments.sweep.forks import ForkServer
+from lightning_fed.experiments.sweep.forks import forks
 from lightning_fed.experiments.sweep.plan import Cell
 from lightning_fed.experiments.sweep.player import CellJob, play, time_left, write_cells
 from lightning_fed.experiments.sweep.processes import Start, own_processes
@@ -57,7 +59,8 @@ if behaviour == "breaks":
     atexit.register(print, "let go")
     1 / 0
 if behaviour == "looks":
-    print(sys.argv[1:], os.getcwd(), sorted(os.environ.items()), sys.stdin.read(), len(os.listdir("/proc/self/fd")))
+    [os.environ.pop(name, None) for name in ("LINES", "COLUMNS")]  # which pytest's readline sets, where os.environ does not see it
+    print(sys.argv[1:], os.getcwd(), sorted(os.environ.items()), sys.stdin.read())
     print([signal.getsignal(number) for number in signal.valid_signals()], os.getsid(0) == os.getpid() == os.getpgrp())
     print(sys.stdout.isatty(), sys.stdout.encoding, sys.stdout.write_through, __name__, logging.root.handlers, warnings.filters)
     print(signal.pthread_sigmask(signal.SIG_BLOCK, []))
@@ -71,33 +74,30 @@ if behaviour in ("waits", "makes room"):
 FACTS = CellRecord("interrupted", versions="python 3", commit="abc", machine="this one")
 
 
-OWN = own_processes(3)
-FORK_SERVER = """
-import runpy, sys
-from lightning_fed.cli import fork_server
-
-fork_server.warm_up = lambda: None
-fork_server.runpy.run_module = lambda *args, **kwargs: runpy.run_path("run.py", run_name="__main__")
-fork_server.main()
-"""
+OWN, FORKS = own_processes(3), forks(3)
 
 
 @pytest.fixture(autouse=True)
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forks come of a server of each test's own, which imports nothing."""
     Path("run.py").write_text(STAND_IN)
     monkeypatch.setattr(processes, "PROGRAM", (sys.executable, "-S", str(Path("run.py").absolute())))
-    Path("server.py").write_text(FORK_SERVER)
-    monkeypatch.setattr(forks, "FORK_SERVER", (sys.executable, str(Path("server.py").absolute())))
+    monkeypatch.setattr(forking, "PROGRAM", "run")
+    monkeypatch.setattr(forking, "PRELOADED", "nothing")
+    monkeypatch.setattr(forking, "LIBRARIES", set())
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    server = forkserver.ForkServer()
+    for name in ("ensure_running", "connect_to_new_process", "set_forkserver_preload"):
+        monkeypatch.setattr(forkserver, name, getattr(server, name))
+    monkeypatch.setattr(forkserver, "_forkserver", server)
+    yield
+    server._stop()
 
 
-@pytest.fixture(params=["own processes", "forks"])
-def start(request: pytest.FixtureRequest) -> Iterator[Start]:
-    """Both ways to play a cell. The fork server imports nothing here."""
-    if request.param == "own processes":
-        yield OWN
-    else:
-        with ForkServer(3) as server:
-            yield server
+@pytest.fixture(params=[OWN, FORKS], ids=["own processes", "forks"])
+def start(request: pytest.FixtureRequest) -> Start:
+    """Both ways to play a cell."""
+    return request.param
 
 
 def job(seed: int, behaviour: str = "works") -> CellJob:
@@ -162,8 +162,7 @@ def test_a_failing_cell_is_recorded_does_not_stop_the_rest_and_is_continued_next
 def test_a_fork_finds_itself_where_a_process_of_its_own_would() -> None:
     one, other = job(0, "looks"), job(1, "looks")
     played([one])
-    with ForkServer(3) as server:
-        played([job(2), job(3), other], 3, server)
+    played([job(2), job(3), other], 3, FORKS)
     said = one.folder.log.read_text().replace("seed_0", "seed_1").replace('"seed": "0"', '"seed": "1"')
     assert said == other.folder.log.read_text()
 
@@ -294,12 +293,12 @@ def test_whoever_is_asked_to_make_room_waits_until_runs_have_stopped_at_a_checkp
 def test_a_fork_that_has_not_begun_is_also_asked_to_make_room() -> None:
     """What a signal finds while it takes over the process, when only runs that have begun handle it."""
     late = "import os, time\nos.setsid = lambda: (open('forked', 'w'), time.sleep(1))\n"
-    Path("server.py").write_text(late + FORK_SERVER)
+    Path("nothing.py").write_text(late)
     cell, ended = job(0, "makes room"), threading.Event()
     when(Path("forked").absolute().is_file, lambda: os.kill(os.getpid(), signal.SIGUSR1))
     unasked = when(lambda: ended.is_set() or says(cell, "waiting"), lambda: ended.wait(3) or (cell.folder.path / "go").touch())
-    with pytest.raises(Preempted), ForkServer(3) as server:
-        played([cell], 1, server)
+    with pytest.raises(Preempted):
+        played([cell], 1, FORKS)
     ended.set()
     unasked.join()
     assert calls(cell) == []
@@ -308,30 +307,19 @@ def test_a_fork_that_has_not_begun_is_also_asked_to_make_room() -> None:
 @pytest.mark.slow
 def test_a_fork_server_that_dies_is_replaced_and_its_forks_hold_their_cells() -> None:
     jobs = [job(0, "waits"), job(1)]
-    with ForkServer(3) as server:
-        when(lambda: says(jobs[0], "waiting"), server._process.kill)
-        rows = played(jobs, 1, server)
-        assert [row["status"] for row in rows] == ["playing", "finished"]
-        (jobs[0].folder.path / "go").touch()
-        when(lambda: jobs[0].folder.status == "interrupted", lambda: None).join(20)
-        assert [row["status"] for row in played(jobs, 1, server)] == ["finished", "finished"]
+    when(lambda: says(jobs[0], "waiting"), lambda: os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL))
+    rows = played(jobs, 1, FORKS)
+    assert [row["status"] for row in rows] == ["playing", "finished"]
+    (jobs[0].folder.path / "go").touch()
+    when(lambda: jobs[0].folder.status == "interrupted", lambda: None).join(20)
+    assert [row["status"] for row in played(jobs, 1, FORKS)] == ["finished", "finished"]
 
 
-def test_a_fork_server_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "FORK_SERVER", (sys.executable, "-S", "-c", "raise SystemExit('no luck')"))
-    said = r"has ended while it started \(no luck\): give each cell its own with --isolate"
-    with pytest.raises(FederationError, match=said), ForkServer(1) as server:
-        played([job(0)], 1, server)
-
-
-def test_a_fork_server_that_is_still_starting_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "FORK_SERVER", (sys.executable, "-S", "-c", "import time; time.sleep(60)"))
-    when(lambda: job(0).folder.status == "playing", lambda: os.kill(os.getpid(), signal.SIGTERM))
-    start = time.monotonic()
-    with pytest.raises(Terminated), ForkServer(1) as server:
-        played([job(0)], 1, server)
-    assert time.monotonic() - start < 15  # it would end its runs for 20 seconds
-    assert [row["status"] for row in cells()] == ["interrupted"]
+def test_a_fork_server_that_cannot_start_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("nothing.py").write_text("raise SystemExit('no luck')")
+    with pytest.raises(FederationError, match=r"has ended while it started: give each cell its own with --isolate"):
+        played([job(0)], 1, FORKS)
+    assert capfd.readouterr().err == "no luck\n"
 
 
 def test_a_folder_that_cannot_be_locked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
