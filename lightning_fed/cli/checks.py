@@ -13,10 +13,9 @@ import torch
 from jsonargparse import Namespace
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from lightning_fed.cli.refusals import BASES, known, untyped
+from lightning_fed.cli.refusals import BASES, known, options_of, untyped
 from lightning_fed.errors import FederationError, error_text
 from lightning_fed.experiments.sweep.plan import LARGEST_SEED
-from lightning_fed.options import parameters_of
 
 PREFIX = "LIGHTNING_FED"
 """Start of the variables that set options, such as ``LIGHTNING_FED_FIT__FEDERATION__ROUNDS``."""
@@ -53,8 +52,8 @@ def check_config(config: Namespace) -> None:
     for key, value in config.items(branches=True):
         if isinstance(value, Namespace) and "." not in key:
             refuse_nulls(value, key)
-        if key == "model":
-            refuse_untyped(value)
+        if key == "model" and (reason := untyped(str(value.get("class_path")))):
+            raise FederationError(reason)
         if isinstance(value, Namespace) and "class_path" in value:
             refuse_base(value, key)
             refuse_settings(value, key)
@@ -96,12 +95,6 @@ def refuse_settings(value: Namespace, key: str) -> None:
         ) from error
 
 
-def refuse_untyped(value: Namespace) -> None:
-    """Refuse methods that take a backbone without its type."""
-    if text := untyped(str(value.get("class_path"))):
-        raise FederationError(text)
-
-
 def refuse_nulls(value: Any, key: str) -> None:
     """Refuse null for options whose type excludes it. jsonargparse accepts it within ``init_args``."""
     if isinstance(value, list):
@@ -121,13 +114,9 @@ def refuse_nulls(value: Any, key: str) -> None:
 
 def takes_no_null(path: str) -> set[str]:
     """Names of a class's options that have a default and a type that excludes null."""
-    try:
-        parameters = parameters_of(pkgutil.resolve_name(path))
-    except (ImportError, AttributeError, ValueError, TypeError):
-        return set()
     return {
         name
-        for name, (parameter, maker) in parameters.items()
+        for name, (parameter, maker) in options_of(path).items()
         if parameter.default not in (None, inspect.Parameter.empty) and not _takes_null(maker, parameter)
     }
 

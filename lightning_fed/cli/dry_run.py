@@ -51,7 +51,7 @@ def check_start(
         played: folder of the finished run of this command line, whose data must be the same.
         loaded: data of the last check, which are used if this one's are configured alike, and replaced by them otherwise.
     """
-    before = played and read_json(played / "run.json").get("data")  # earlier versions did not write it
+    before = played and read_json(played / "run.json").get("data")
     known = {} if loaded is None else loaded
 
     def do(cli: FederationCLI) -> None:
@@ -62,7 +62,7 @@ def check_start(
         cli.federation.dry_run(cli.model, data)
         if tuned and not any(client.num_val for client in data.clients):
             raise FederationError("tune chooses on validation data, of which no client has any: set the data's val_share.")
-        if played and before and before != (now := data.fingerprint()):
+        if played and before != (now := data.fingerprint()):
             raise FederationError(
                 f"It was run with other data (checksum {before}, now {now}): give the sweep another folder, or "
                 f"remove {played.parent}."

@@ -16,7 +16,7 @@ import lightning_fed.models  # noqa: F401 - imported so that short class names w
 from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.cli import OF_FEDERATION
 from lightning_fed.cli.checks import PREFIX, check_config, check_variables
-from lightning_fed.cli.parser import MODE, Parser, is_yaml, refuse_broken_files
+from lightning_fed.cli.parser import MODE, Parser, refuse_broken_files
 from lightning_fed.cli.refusals import shorten
 from lightning_fed.cli.trainer import REFUSED, build_trainer, settings_of
 from lightning_fed.core.module import FederatedModule
@@ -24,7 +24,7 @@ from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines.silence import quiet_lightning
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
-from lightning_fed.experiments.configs import found
+from lightning_fed.experiments.configs import found, is_yaml
 from lightning_fed.federation.federation import Federation
 
 

@@ -16,7 +16,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning_fed.cli.help.page import HelpAction, described, page, page_of_class, plain
 from lightning_fed.cli.refusals import known, shorten
 from lightning_fed.errors import FederationError, print_error
-from lightning_fed.experiments.configs import found
+from lightning_fed.experiments.configs import found, is_yaml
 from lightning_fed.experiments.sweep.settings import StrictLoader, read_yaml
 
 MODE = "strict yaml"
@@ -124,11 +124,6 @@ def without_value(message: str, given: Sequence[str]) -> str:
     options = [one for one, next in pairs if one.startswith("-") and "=" not in one and next.startswith("-")]
     option = next((one for one in options if one == wanting[1] or one.startswith(f"{wanting[1]}.")), wanting[1])
     return f"{option} has no value: write {option}=VALUE."
-
-
-def is_yaml(value: str) -> bool:
-    """Whether the value of ``--config`` is a configuration itself, not the name of one."""
-    return any(sign in value for sign in "{:\n")
 
 
 def refuse_broken_files(args: Sequence[str]) -> None:

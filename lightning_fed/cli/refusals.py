@@ -4,9 +4,8 @@ import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
-from functools import cache
 from itertools import groupby
 from typing import Any, get_args
 
@@ -193,7 +192,8 @@ def _in_words(text: str, value: str) -> str:
     text = re.sub(r"Problems parsing config: ", "The configuration is not YAML: ", text)
     text = re.sub(r'; in "<unicode string>",', ", in", text)
     noise = r"expected string or bytes-like object|there is no '-?[\d.]"  # a number is no class
-    return "; ".join(dict.fromkeys(part for part in text.split("; ") if not re.match(noise, part)))
+    parts = dict.fromkeys(text.split("; "))
+    return "; ".join([part for part in parts if not re.match(noise, part)] or parts)
 
 
 def _with_names(text: str, message: str, keys: list[str], options: Collection[str], verb: str) -> str:
@@ -273,21 +273,17 @@ def _whose(message: str, what: str) -> str:
     return classes[-1] if classes else ""
 
 
-@cache
-def options_of(path: str) -> list[str]:
-    """Names of the options of a class or a function; empty if they cannot be determined."""
+def options_of(path: str) -> Mapping[str, tuple[inspect.Parameter, Any]]:
+    """Options of a class or a function, as :func:`.parameters_of` returns them; empty if they cannot be determined."""
     try:
-        return list(parameters_of(pkgutil.resolve_name(path)))
+        return parameters_of(pkgutil.resolve_name(path))
     except (ImportError, AttributeError, ValueError, TypeError):
-        return []
+        return {}
 
 
 def untyped(path: str) -> str:
     """What to write in a method that takes a backbone without a type; empty for other classes."""
-    try:
-        parameters = parameters_of(pkgutil.resolve_name(path))
-    except (ImportError, AttributeError, ValueError, TypeError):
-        return ""
+    parameters = options_of(path)
     if "backbone" not in parameters or parameters["backbone"][0].annotation is not inspect.Parameter.empty:
         return ""
     return (

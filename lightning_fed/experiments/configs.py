@@ -18,6 +18,11 @@ def shipped() -> dict[str, Path]:
     return dict(sorted(found.items(), key=lambda item: (item[0].count("/"), item[0])))
 
 
+def is_yaml(given: str) -> bool:
+    """Whether the value of ``--config`` is a configuration itself, not the name of one."""
+    return any(sign in given for sign in "{:\n")
+
+
 def found(given: Path | str, ending: str = "") -> Path:
     """The file that is meant: a user's own, or one that comes with the package, with or without ``configs/`` and ``.yaml``.
 

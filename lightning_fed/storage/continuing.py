@@ -99,7 +99,6 @@ def optimizer_of(phase: str) -> str:
 
 def differences(theirs: Mapping[str, Setting], ours: Mapping[str, Setting]) -> list[str]:
     """Differences between two runs in the settings that both have, in words."""
-    theirs = {"continue_epochs": False, **theirs}  # for checkpoints older than the option
     common = [name for name in ours if name in theirs and theirs[name] != ours[name]]
     return [f"{name} {_said(theirs[name])}, now {_said(ours[name])}" for name in common]
 

@@ -16,7 +16,7 @@ import yaml
 
 from lightning_fed.cli.help.page import Option
 from lightning_fed.errors import FederationError
-from lightning_fed.experiments.configs import shipped
+from lightning_fed.experiments.configs import is_yaml, shipped
 from lightning_fed.experiments.sweep.settings import flat, read_yaml
 
 SHAPES_OPTIONS = ("jsonargparse", "lightning", "torch", "torchvision", "transformers", "peft")
@@ -65,8 +65,7 @@ def chosen(given: Sequence[str]) -> dict[str, str]:
 def _configuration(given: str) -> Mapping[str, Any]:
     """A configuration by the name of its file, or YAML; empty if it cannot be read, which is reported when it is used."""
     with suppress(FederationError, yaml.YAMLError):
-        is_yaml = any(sign in given for sign in "{:\n")
-        content = yaml.safe_load(given) if is_yaml else read_yaml(shipped().get(given, Path(given).expanduser()))
+        content = yaml.safe_load(given) if is_yaml(given) else read_yaml(shipped().get(given, Path(given).expanduser()))
         return content if isinstance(content, Mapping) else {}
     return {}
 

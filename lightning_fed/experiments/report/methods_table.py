@@ -35,13 +35,12 @@ def methods_table(comparison: Comparison, published: Sequence[Published] = ()) -
     theirs = {entry.method: entry for entry in published if entry.setting == comparison.setting}
     apart = comparison.differences(comparison.compared)
     columns = [Column("measured", lambda method: Entry(comparison.metrics[method]))] if comparison.mixed else []
-    columns += [_measure_column(comparison, measure) for measure in measures]
+    columns += [_measure_column(comparison, measure, called) for measure, called in measures.items()]
     if len(methods) > 1:
         columns.append(_difference_column(comparison, apart))
     for stage in UNSEEN:
         if (name := f"unseen_{stage}") in comparison.runs and comparison.runs[name].notna().any():
-            values = {method: group[name] for method, group in methods.items()}
-            columns.append(_unseen_column(comparison, f"unseen, {stage.replace('_', ' ')}", values))
+            columns.append(_measure_column(comparison, name, f"unseen, {stage.replace('_', ' ')}"))
     columns += [_cost_column(comparison, name, cost) for name, cost in _costs(comparison.runs).items()]
     if theirs:
         columns.append(Column("published", lambda method: Entry(_said_elsewhere(theirs[method])) if method in theirs else BLANK))
@@ -80,18 +79,15 @@ def _called(comparison: Comparison, method: str) -> str:
     return method if own == all_runs else f"{method} ({own} of {all_runs} {'runs' if comparison.crossed else 'seeds'})"
 
 
-def _measure_column(comparison: Comparison, measure: str) -> Column:
+def _measure_column(comparison: Comparison, measure: str, called: str) -> Column:
     values = comparison.values(measure)
-    best = set[str]() if comparison.mixed else best_group(values, comparison.lower)
+    best = set[str]() if comparison.mixed or measure not in comparison.measures else best_group(values, comparison.lower)
     unit = " (%)" if comparison.scale == 100.0 else ""
-    name = f"{comparison.measures[measure]}{unit}"
-    return Column(name, lambda method: Entry(spread(values[method] * comparison.scale, comparison.digits), method in best))
 
+    def entry(method: str) -> Entry:
+        return Entry(spread(values[method] * comparison.scale, comparison.digits), method in best)
 
-def _unseen_column(comparison: Comparison, name: str, values: Mapping[str, pd.Series]) -> Column:
-    """A column for clients that never take part in training."""
-    unit = " (%)" if comparison.scale == 100.0 else ""
-    return Column(f"{name}{unit}", lambda method: Entry(spread(values[method] * comparison.scale, comparison.digits)))
+    return Column(f"{called}{unit}", entry)
 
 
 def _cost_column(comparison: Comparison, name: str, cost: Callable[[pd.DataFrame], str]) -> Column:
