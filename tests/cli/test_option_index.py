@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_commands import printed, refused
 
 import lightning_fed
-from lightning_fed.__main__ import main
 from lightning_fed.cli import OF_FEDERATION, SUBCOMMANDS, all_parsers
 from lightning_fed.cli.help import option_index
 from lightning_fed.cli.help.option_index import OptionIndex, read
@@ -15,14 +15,6 @@ from lightning_fed.cli.quick_help import index, quick_help
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.configs import shipped
 from lightning_fed.experiments.sweep.settings import flat, read_yaml
-
-
-def printed(capsys: pytest.CaptureFixture[str], args: list[str]) -> str:
-    """What the parsers themselves print."""
-    with pytest.raises(SystemExit) as ended:
-        main(args)
-    assert not ended.value.code
-    return capsys.readouterr().out
 
 
 def test_each_verb_has_a_parser() -> None:
@@ -34,7 +26,7 @@ def test_each_verb_has_a_parser() -> None:
     ["fit --help", "test -h", "fit --help all", "predict --help trainer", "fit --model.help PF2LoRA", "fit --data.help TextFiles"],
 )
 def test_it_is_what_the_parsers_print(line: str, kept_index: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert quick_help(line.split()) == printed(capsys, line.split())
+    assert quick_help(line.split()) == printed(capsys, *line.split())
 
 
 @pytest.mark.parametrize(
@@ -70,12 +62,10 @@ def test_what_it_leaves_to_the_parsers(line: str, kept_index: Path) -> None:
     ],
 )
 def test_an_option_that_begins_like_none(line: str, meant: str, kept_index: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(FederationError) as refused:
+    with pytest.raises(FederationError) as error:
         quick_help(line.split())
-    assert f"({meant}" in str(refused.value)
-    with pytest.raises(SystemExit):
-        main(line.split())
-    assert f"({meant}); see lightning-fed {line.split()[0]} --help" in capsys.readouterr().err
+    assert f"({meant}" in str(error.value)
+    assert f"({meant}); see lightning-fed {line.split()[0]} --help" in refused(capsys, *line.split())
 
 
 @pytest.mark.parametrize(
@@ -87,18 +77,14 @@ def test_an_option_that_begins_like_none(line: str, meant: str, kept_index: Path
     ],
 )
 def test_an_option_that_a_class_does_not_have(line: str, kept_index: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(FederationError) as refused:
+    with pytest.raises(FederationError) as error:
         quick_help(line.split())
     kept_index.rename(kept_index.with_name("elsewhere"))  # the parser says the same
-    with pytest.raises(SystemExit):
-        main(line.split())
-    assert str(refused.value) in capsys.readouterr().err
+    assert str(error.value) in refused(capsys, *line.split())
 
 
 def test_an_option_before_the_verb_has_no_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--modle"])
-    assert capsys.readouterr().err.endswith("; see lightning-fed fit --help\n")
+    assert refused(capsys, "--modle").endswith("; see lightning-fed fit --help\n")
 
 
 def test_what_the_shipped_configurations_set_is_known(kept_index: Path) -> None:

@@ -100,11 +100,8 @@ TEXTS = b"text,label\n" + b"the dog,a\nthe cat,b\n" * 10
 @pytest.mark.parametrize(
     ("content", "options", "parts"),
     [
-        (TEXTS + b"the, dog,a\n", {}, ["t.csv, line 22,", "has 3 columns, expected 2", "quotation marks"]),
-        (TEXTS + b"the dog\n", {}, ["t.csv, line 22,", "has 1 columns, expected 2"]),
+        (TEXTS + b"the dog\n", {}, ["t.csv, line 22,", "has 1 columns, expected 2", "quotation marks"]),
         (TEXTS + b"the dog,c\n", {}, ["found 'c' among the targets", "classes are 'a', 'b'"]),
-        (TEXTS.replace(b"text,label", b"text,text"), {}, ["name 'text' twice"]),
-        (TEXTS + "é,a\n".encode("latin1"), {}, ["t.csv, line 22", "not text in UTF-8"]),
         (TEXTS, {"classes": ["a", "b", "a"]}, ["name each class once"]),
         (b"text,label\n", {}, ["t.csv has no line below its header"]),
     ],

@@ -29,7 +29,6 @@ from lightning_fed.core.phase import Phase
 from lightning_fed.data import ByColumn, InMemory, Partitioner, ShuffledBatches
 from lightning_fed.data.batches import SingleExample, batches_of, num_batches
 from lightning_fed.data.partition.pools import Indices
-from lightning_fed.engines.packing import pack, unpack
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.cohorts import says_itself_who
@@ -99,13 +98,6 @@ def test_another_example_is_left_out_in_each_epoch() -> None:
     assert len(left_out) > 4
 
 
-def test_other_sizes_are_batched_as_ever() -> None:
-    data = [data_of(16, 18, 31, single_example=lone) for lone in ("join", "keep", "drop")]
-    for k in range(3):
-        orders = [[labels.tolist() for _, labels in one.client(k).train_dataloader()] for one in data]
-        assert orders[0] == orders[1] == orders[2]
-
-
 # --------------------------------------------------------------------------------------------------------------- training
 
 
@@ -159,15 +151,6 @@ def test_limits_count_batches_that_are_joined() -> None:
     trainer = new_trainer(**QUIET, max_epochs=1, limit_train_batches=1, limit_val_batches=0, callbacks=[counting])
     trainer.fit(new_method("FedAvg", backbone=NoisyNet), datamodule=data_of().client(0))
     assert counting.sizes == [17]
-
-
-def test_worker_processes_get_the_same_batches() -> None:
-    """The option is part of the data that travel."""
-    data = data_of(single_example="drop")
-    data.setup()
-    travelled = unpack(pack(data))
-    for (_, ours), (_, theirs) in zip(*(one.client(0).train_dataloader() for one in (data, travelled)), strict=True):
-        assert torch.equal(ours, theirs)
 
 
 def test_statistics_are_of_all_examples_whatever_is_dropped() -> None:

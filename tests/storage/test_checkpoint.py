@@ -208,28 +208,6 @@ def test_continued_after_a_kill_before_the_old_checkpoints_went(
     run.play(5)
 
 
-def test_what_later_rounds_left_is_dropped_when_there_is_a_new_checkpoint(checkpoints: Checkpoints, store: ClientStore) -> None:
-    for round in (1, 2, 3):
-        save(checkpoints, store, round)
-    aside = checkpoints.clients_folder / "client_000007_round_000004.safetensors"
-    aside.write_bytes(b"of a run that was killed")
-    older, later = checkpoints.paths()
-    chosen = checkpoints.load(older)
-    continued = Checkpoints(Path("run"), chosen)
-    continued.go_on_from(chosen)
-    assert continued.paths() == [older, later]
-    assert client_files() == referred_to(continued)  # which looks at all their files
-    assert not aside.exists()
-    store.restore(chosen.clients)
-    save(continued, store, 3)
-    assert continued.paths() == [older, later]
-    assert continued.load(later).clients[0]["file"] == "client_000000_round_000003_2.safetensors"
-    assert continued.load(later).history == history(3)
-    assert client_files() == referred_to(continued)
-    found = continued.load(older)
-    assert (found.manifest, found.history, found.last_rounds) == (chosen.manifest, chosen.history, chosen.last_rounds)
-
-
 def test_an_older_checkpoint_that_is_damaged_goes_when_a_run_is_continued(checkpoints: Checkpoints, store: ClientStore) -> None:
     for round in (1, 2):
         save(checkpoints, store, round)
@@ -246,15 +224,6 @@ def test_an_older_checkpoint_that_is_damaged_goes_when_a_run_is_continued(checkp
         save(continued, store, round)
         assert client_files() == referred_to(continued)
     assert len(continued.paths()) == 2
-
-
-def test_an_older_checkpoint_that_is_damaged_does_not_stop_a_run(checkpoints: Checkpoints, store: ClientStore) -> None:
-    for round in (1, 2):
-        save(checkpoints, store, round)
-    flip(checkpoints.paths()[0] / "manifest.json")
-    for round in (3, 4):
-        save(checkpoints, store, round)
-    assert client_files() == referred_to(checkpoints)
 
 
 def written_by(run: Path, save: Callable[[], Path]) -> tuple[int, ...]:

@@ -11,12 +11,6 @@ from lightning_fed.errors import FederationError
 from tests.tiny_texts import save_tokenizer
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 @pytest.fixture
 def tokenizer() -> str:
     return save_tokenizer(Path("tokenizer"))
@@ -80,7 +74,6 @@ def test_classes_that_are_numbers_may_be_named(kind: str, tokenizer: str) -> Non
     [
         ("label,sentence\n0,a\n", r"train\.csv has the columns label, sentence, file, but no text: check input and target"),
         ("text,label\na,0\nb,\n", r"train\.csv, line 3, has nothing in the column 'label'"),
-        ("text,label\n", r"train\.csv has no line below its header"),
     ],
 )
 def test_files_that_do_not_fit_are_refused(content: str, message: str, tokenizer: str) -> None:
