@@ -13,7 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 import lightning_fed.data
 import lightning_fed.methods
 import lightning_fed.models  # noqa: F401 - imported so that short class names work
-from lightning_fed.callbacks import FederationCallback, RunView
+from lightning_fed.callbacks import FederationCallback, RunView, Summary
 from lightning_fed.cli import OF_FEDERATION
 from lightning_fed.cli.checks import PREFIX, check_config, check_variables
 from lightning_fed.cli.parser import MODE, Parser, refuse_broken_files
@@ -171,6 +171,8 @@ class FederationCLI(LightningCLI):
         federation: Federation = self._get(self.config_init, "federation")
         federation.new_trainer = partial(build_trainer, settings)
         federation.callbacks.insert(0, SaveConfig(self))  # other callbacks read the file
+        if self.subcommand in ("validate", "test") and not any(isinstance(each, Summary) for each in federation.callbacks):
+            federation.callbacks.append(Summary())  # without progress, too: nothing else says what was measured
         return federation
 
 

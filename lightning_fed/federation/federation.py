@@ -117,7 +117,8 @@ class Federation:
         compression: quantization or sparsification of what is sent. None: no compression. Traffic counts what is sent.
         logger: where metrics are logged: True: to TensorBoard, in the run's folder; False: nowhere; a Lightning logger, or a list
             of loggers, in which True stands for TensorBoard.
-        progress: print what is run, show a progress bar (without a terminal: a line per round) and a table at the end.
+        progress: print what is run, show a progress bar (without a terminal: a line per round) and a table at the end. The
+            commands ``validate`` and ``test`` always print theirs.
         callbacks: additional callbacks; see :class:`.FederationCallback`.
         engine: runs the turns. None: in this process, :class:`lightning_fed.engines.InProcess`.
         trainer: builds each client's Trainer. None: Lightning's defaults on one device. The command line builds it from the

@@ -185,7 +185,7 @@ def test_validate_and_test_measure_the_newest_run(capsys: pytest.CaptureFixture[
     last = final_checkpoint(Path("runs/version_0"))[2][-1]
     for verb, kind in (("test", "test"), ("validate", "val")):
         capsys.readouterr()
-        main([verb, "--config", "config.yaml", "--federation.progress=true"])
+        main([verb, "--config", "config.yaml"])  # also where the file says progress: false
         said = capsys.readouterr().out
         assert "PFedLoRA: 3 clients, after round 2" in said
         assert f"{kind} accuracy" in said
