@@ -14,6 +14,7 @@ from jsonargparse import Namespace
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_fed.cli.refusals import BASES, known, options_of, untyped
+from lightning_fed.core.schedules import NEEDS_A_METRIC
 from lightning_fed.errors import FederationError, error_text
 from lightning_fed.experiments.sweep.plan import LARGEST_SEED
 
@@ -80,8 +81,10 @@ def refuse_settings(value: Namespace, key: str) -> None:
         kind = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError):
         return
-    if not name.startswith("torch.optim.") or not isinstance(kind, type) or issubclass(kind, ReduceLROnPlateau):
+    if not isinstance(kind, type) or not (name.startswith("torch.optim.") or issubclass(kind, ReduceLROnPlateau)):
         return
+    if issubclass(kind, ReduceLROnPlateau):
+        raise FederationError(f"{key.replace('.init_args', '')}: {NEEDS_A_METRIC}")
     settings = dict(value.get("init_args") or {})
     parameter = [torch.nn.Parameter(torch.zeros(1, 1))]
     try:

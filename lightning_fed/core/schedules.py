@@ -18,6 +18,12 @@ Reached = tuple[int, dict[str, Any], list[dict[str, Any]]]
 """A number of steps, the scheduler's state after them, and the optimizer's hyperparameters per parameter group."""
 
 
+NEEDS_A_METRIC = (
+    "ReduceLROnPlateau needs a metric, which a schedule over rounds, epochs or steps does not have: use another lr_scheduler, such "
+    "as MultiStepLR or CosineAnnealingLR."
+)
+
+
 class Schedule:
     """The learning-rate schedule of one phase.
 
@@ -40,10 +46,7 @@ class Schedule:
     ) -> None:
         scheduler = factory(optimizer)
         if isinstance(scheduler, ReduceLROnPlateau):
-            raise FederationError(
-                "ReduceLROnPlateau needs a metric, which a schedule over rounds, epochs or steps does not have: use another "
-                "lr_scheduler, such as MultiStepLR or CosineAnnealingLR."
-            )
+            raise FederationError(NEEDS_A_METRIC)
         self.interval: Interval = interval
         self.scheduler: LRScheduler = scheduler
         self.rate = self._rate()

@@ -1,7 +1,8 @@
 """The data of a federation: many clients that share one copy in memory."""
 
 from collections.abc import Collection, Sequence
-from typing import Any, Literal, get_args
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, get_args
 from zlib import crc32
 
 import lightning as L
@@ -72,7 +73,14 @@ class FederatedDataModule(L.LightningDataModule):
             validation and test examples. None: ``seed``. Runs with the same value have the same clients.
     """
 
-    num_classes: int
+    if TYPE_CHECKING:
+        num_classes: int
+    else:  # classes set it, or objects once they have found their classes
+
+        @cached_property
+        def num_classes(self) -> int:
+            """Number of classes, or of predicted labels or numbers."""
+            raise FederationError(f"{type(self).__name__} has no num_classes: set it in the class, as in num_classes = 10.")
 
     class_names: Sequence[str] | None = None
     """Names of the classes, in the order of their numbers; None if the data have none, and before they are loaded."""

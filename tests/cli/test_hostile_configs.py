@@ -246,6 +246,7 @@ def test_defaults_are_no_nulls() -> None:
             [f"--config={{model: {{class_path: {__name__}.Untyped, init_args: {{backbone: {{class_path: MLP}}}}}}}}"],
             ["Untyped takes backbone without a type"],
         ),
+        ([f"{M}lr_scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau"], ["model.lr_scheduler: ReduceLROnPlateau needs a metric"]),
         ([f"--model={__name__}.Untyped"], ["Untyped takes backbone without a type", "write backbone: Backbones in its __init__"]),
         (["--model=lightning_fed.data.Digits"], ["model: lightning_fed.data.Digits is no FederatedModule; known are APFL"]),
         (["--config={a: 1, a: 2}"], ["'a' is given twice"]),

@@ -6,6 +6,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from tiny import Net, new_federation
 from torch import Tensor, nn
 
 from lightning_fed.data import (
@@ -20,10 +21,12 @@ from lightning_fed.data import (
     ShuffledBatches,
     checksum,
 )
+from lightning_fed.data.federated import Pools, pools_of
 from lightning_fed.data.partition.pools import Indices
 from lightning_fed.data.public import PublicShare
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
+from lightning_fed.methods import FedAvg
 
 
 def numbered(count: int = 6000, tests: int = 0, classes: int = 10, **options: Any) -> InMemory:
@@ -190,6 +193,22 @@ def test_all_clients_share_one_tensor_of_bytes() -> None:
     tensors = {data.client(k).data.images.data_ptr() for k in range(10)} | {data.pooled().data.images.data_ptr()}
     assert len(tensors) == 1
     assert data.client(0).data.images.dtype == torch.uint8
+
+
+class Unnumbered(FederatedDataModule):
+    """Does not say how many classes there are."""
+
+    def load(self) -> Pools:
+        return pools_of(torch.zeros(40, 4), torch.arange(40) % 2)
+
+
+def test_data_that_do_not_say_their_number_of_classes_are_told_to() -> None:
+    data = Unnumbered(num_clients=2, partition=IID())
+    with pytest.raises(FederationError, match="Unnumbered has no num_classes: set it in the class"):
+        new_federation(1).fit(FedAvg(Net), data)
+    data.num_classes = 2
+    data.setup()
+    assert data.num_labels == 2
 
 
 def test_setup_loads_once() -> None:
