@@ -29,6 +29,7 @@ class RunView(Protocol):
         cohort_size: number of participants of a round.
         history: the metrics of each round.
         clients: all clients.
+        unseen: ids of those that never take part in training.
         data: their data.
         model: the method.
         server: its server.
@@ -50,6 +51,7 @@ class RunView(Protocol):
     cohort_size: int
     history: list[dict[str, float]]
     clients: list[ClientInfo]
+    unseen: frozenset[int]
     data: FederatedDataModule
     model: FederatedModule
     server: Server

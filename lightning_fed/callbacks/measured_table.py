@@ -14,8 +14,11 @@ STAGES = {
     "before": "before aggregation, participants",
     "after": "after aggregation, all clients",
     "fine_tuned": "fine-tuned, all clients",
+    "unseen/as_received": "unseen: as received",
+    "unseen/personalized": "unseen: personalized",
+    "unseen/fine_tuned": "unseen: fine-tuned",
 }
-"""Names of evaluations of all clients, by the first part of their column; others have that part as their name."""
+"""Names of evaluations of clients, by the beginning of their column; others have that as their name."""
 
 
 def measured_table(run: RunView, kind: Split, metrics: Mapping[str, float], title: str) -> Table:
@@ -34,8 +37,8 @@ def measured_table(run: RunView, kind: Split, metrics: Mapping[str, float], titl
     for stage, (mean, *extremes) in measurements(run, kind, run.metric, metrics):
         of_clients = "/mean" if extremes else ""
         monitored = f"{stage}/{kind}_{run.metric}{of_clients}" == run.monitored(kind)
-        cells = (f"{'→ ' if monitored else ''}{named(stage, bool(extremes))}", *(shown(run.metric, v) for v in (mean, *extremes)))
-        table.add_row(*cells, style="bold" if monitored else None)
+        words = f"{'→ ' if monitored else ''}{named(run, stage, bool(extremes))}"
+        table.add_row(words, *(shown(run.metric, v) for v in (mean, *extremes)), style="bold" if monitored else None)
     if f"selected/{kind}_{run.metric}" in metrics:
         best = f"  round {metrics['selected/round']:.0f}, best on validation"
         table.add_row(best, shown(run.metric, metrics[f"selected/{kind}_{run.metric}"]))
@@ -48,12 +51,12 @@ def measured_table(run: RunView, kind: Split, metrics: Mapping[str, float], titl
 
 def add_other_metrics(table: Table, run: RunView, kind: Split, metrics: Mapping[str, float]) -> None:
     """Add rows for the metrics that are not monitored."""
-    found = (re.fullmatch(rf"[^/]+/{kind}_(.+?)(/mean)?", name) for name in metrics)
+    found = (re.fullmatch(rf".+?/{kind}_(.+?)(/mean)?", name) for name in metrics)
     for metric in dict.fromkeys(match[1] for match in found if match and "/" not in match[1]):
         if metric != run.metric:
             table.add_section()
             for stage, values in measurements(run, kind, metric, metrics):
-                words = named(stage, len(values) > 1).partition(",")[0]
+                words = named(run, stage, len(values) > 1).partition(",")[0]
                 table.add_row(f"{metric}, {words}", *(shown(metric, value) for value in values))
 
 
@@ -63,22 +66,23 @@ def measurements(run: RunView, kind: Split, metric: str, metrics: Mapping[str, f
     if metric == run.metric:
         rises = run.model.higher_is_better
     for name, value in metrics.items():
-        stage, slash, rest = name.partition("/")
-        if not slash or stage == "selected":
+        stage, _, end = name.partition(f"/{kind}_{metric}")
+        if stage == "selected":
             continue
-        if rest == f"{kind}_{metric}/mean":
+        if end == "/mean":
             yield (
                 stage,
-                (value, *(metrics[f"{stage}/{kind}_{metric}/{end}"] for end in (("min", "max") if rises else ("max", "min")))),
+                (value, *(metrics[f"{stage}/{kind}_{metric}/{part}"] for part in (("min", "max") if rises else ("max", "min")))),
             )
-        elif rest == f"{kind}_{metric}":
+        elif name == f"{stage}/{kind}_{metric}":
             yield stage, (value,)
 
 
-def named(stage: str, of_clients: bool) -> str:
+def named(run: RunView, stage: str, of_clients: bool) -> str:
     """The name of an evaluation."""
     words = stage.replace("_", " ")
-    return STAGES.get(stage, words) if of_clients else f"{words} model, all clients' data"
+    words = STAGES.get(stage, words) if of_clients else f"{words} model, all clients' data"
+    return words.replace("all clients", "seen clients") if run.unseen else words
 
 
 def shown(metric: str, value: float) -> str:

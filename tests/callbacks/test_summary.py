@@ -16,7 +16,7 @@ AMOUNTS = ("traffic/total_parameters", "traffic/total_bytes", "compute/total_flo
 @pytest.mark.parametrize("method", ["FedAvgFT", "SplitMix"])
 def test_no_line_is_broken_at_80_columns(method: str) -> None:
     """Whatever the numbers."""
-    federation = new_federation(1, evaluate_every=1, target=0.0)
+    federation = new_federation(1, evaluate_every=1, target=0.0, unseen=[0])
     federation.fit(new_method(method), data_for(method))
     run = federation.run
     run.evaluate_every = 1000
@@ -29,6 +29,9 @@ def test_no_line_is_broken_at_80_columns(method: str) -> None:
     rows = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
     assert "" not in rows
     assert len(rows) == summary_table(run).row_count
+    (unseen,) = [line.split("│")[2].strip() for line in lines if "unseen: personalized" in line]
+    assert unseen == f"{100 * run.history[-1]['unseen/personalized/test_accuracy/mean']:.2f} %"
+    assert any("after aggregation, seen clients" in row for row in rows)
 
 
 @pytest.mark.parametrize("no_color", [True, False])
