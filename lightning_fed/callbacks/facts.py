@@ -7,7 +7,8 @@ from typing import Any
 from lightning_fed.callbacks.base import FederationCallback, RunView
 from lightning_fed.core.phase import Phase
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.storage.disk import write_whole
+from lightning_fed.storage.disk import naming
+from lightning_fed.system.folders import write_whole
 
 
 class RunFacts(FederationCallback):
@@ -40,7 +41,8 @@ class RunFacts(FederationCallback):
             "training": lengths(model.phases()),
             "fine_tuning": lengths(model.fine_tuning_phases()),
         }
-        write_whole(run.folder / "run.json", f"{json.dumps(facts, indent=1)}\n".encode())
+        with naming(path := run.folder / "run.json"):
+            write_whole(path, f"{json.dumps(facts, indent=1)}\n")
 
     def on_fit_end(self, run: RunView) -> None:
         """Write the file again, with the final number of rounds."""

@@ -14,7 +14,7 @@ from lightning_fed.cli.options import Options, positive, say, whole
 from lightning_fed.errors import FederationError, error_text, print_error
 from lightning_fed.experiments.configs import SWEEP, found
 from lightning_fed.experiments.sweep.board import BOARD, write_board
-from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord, write_whole
+from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
 from lightning_fed.experiments.sweep.forks import forks
 from lightning_fed.experiments.sweep.plan import Cell, ReportOptions, Sweep, arguments
 from lightning_fed.experiments.sweep.player import CellJob, play, write_cells
@@ -25,6 +25,7 @@ from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Setti
 from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.experiments.sweep.tuning import chosen, trials
 from lightning_fed.storage.disk import in_one_line, naming
+from lightning_fed.system.folders import write_whole
 from lightning_fed.system.logs import each_line_once
 from lightning_fed.system.signals import Preempted, preemption
 

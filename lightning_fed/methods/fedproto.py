@@ -132,7 +132,7 @@ class FedProto(ClassRowsModule):
         x, y = self.unpack(batch)
         features, logits = self.backbone.encode_and_classify(x)
         self.passing.append((features.detach(), y))
-        apart = (features - self.rows[y]).square() * self.known[y, None]
+        apart = ((features - self.rows[y]) * self.known[y, None]).square()  # large features of a class without one add nothing
         return self.criterion(logits, y) + self.lam * apart.mean()
 
     def forward(self, x: Any) -> Tensor:

@@ -65,13 +65,6 @@ def write_synced(path: Path, data: bytes) -> None:
         raise
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file under another name and rename it: it is complete or unchanged, and stays readable while it is replaced."""
-    aside = path.with_name(f".{path.name}")
-    write_synced(aside, data)
-    aside.replace(path)
-
-
 def sync_folder(folder: Path) -> None:
     """Write the names in a folder to the disk, too."""
     descriptor = os.open(folder, os.O_RDONLY)

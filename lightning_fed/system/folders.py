@@ -1,7 +1,8 @@
-"""Folders of the file system."""
+"""Folders and files of the file system."""
 
 import logging
 import os
+import platform
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -24,6 +25,22 @@ def walked(folders: Iterable[Path]) -> Iterator[tuple[Path, set[str]]]:
             seen.add(real)
             due += [path / name for name in below if (path / name).is_symlink()]
             yield path, set(files)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file under another name, to the disk, and rename it: readers on any machine see all of it, or the previous file, also
+    after a power failure.
+    """
+    aside = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")
+    try:
+        with aside.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def _report(error: OSError) -> None:

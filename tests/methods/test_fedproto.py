@@ -247,6 +247,13 @@ def test_what_an_earlier_broadcast_brought_is_not_known_any_more() -> None:
         assert (module(torch.randn(20, 3, 4, 4)).argmax(1) == 2).all()
 
 
+def test_large_features_of_a_class_without_a_prototype_add_nothing() -> None:
+    """Their squares are infinite."""
+    module, x, y = with_prototypes(), 1e25 * torch.randn(5, 3, 4, 4), torch.ones(5, dtype=torch.int64)
+    assert module.backbone.encode(x).square().isinf().any()
+    torch.testing.assert_close(module.client_loss((x, y)), cross_entropy(module(x), y))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_nearest_prototype_is_predicted(dtype: torch.dtype) -> None:
     """In the precision of the run."""

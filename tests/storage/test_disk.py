@@ -18,8 +18,9 @@ from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.storage.checkpoint import Checkpoints
-from lightning_fed.storage.disk import in_one_line, write_whole
+from lightning_fed.storage.disk import in_one_line
 from lightning_fed.storage.run_folder import load_checkpoint
+from lightning_fed.system.folders import write_whole
 
 
 def fit(run_dir: str, ckpt_path: Path | str | None = None, rounds: int = 3, **options: Any) -> Federation:
@@ -256,11 +257,11 @@ def test_a_full_disk_leaves_the_tables_whole(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_full_disk_leaves_the_facts_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path("facts/run.json")
     path.parent.mkdir()
-    write_whole(path, b"before")
+    write_whole(path, "before")
     with monkeypatch.context() as patch:
         Disk(0, errno.ENOSPC, patch)
         with pytest.raises(OSError, match="No space left on device"):
-            write_whole(path, b"after")
+            write_whole(path, "after")
     assert [(file.name, file.read_text()) for file in path.parent.iterdir()] == [("run.json", "before")]
 
 

@@ -4,7 +4,6 @@ import csv
 import fcntl
 import json
 import os
-import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.settings import read_json
+from lightning_fed.system.folders import write_whole
 from lightning_fed.system.locks import taken
 
 OVER = ("finished", "failed")
@@ -134,19 +134,3 @@ class CellFolder:
                 f"{self.path} cannot be locked ({error.strerror}), so two could play it: give the sweep a folder on a file system "
                 "with locks."
             ) from error
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file under another name, to the disk, and rename it: readers on any machine see all of it, or the previous file, also
-    after a power failure.
-    """
-    aside = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")
-    try:
-        with aside.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise

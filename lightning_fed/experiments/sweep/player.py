@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
-from lightning_fed.experiments.sweep.folder import OVER, CellFolder, CellRecord, write_whole
+from lightning_fed.experiments.sweep.folder import OVER, CellFolder, CellRecord
 from lightning_fed.experiments.sweep.plan import Cell
 from lightning_fed.experiments.sweep.processes import Start
 from lightning_fed.experiments.sweep.progress import SweepProgress
+from lightning_fed.system.folders import write_whole
 from lightning_fed.system.signals import Preempted, Terminated, first_signal
 
 PATIENCE = 20.0

@@ -25,12 +25,13 @@ from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep import folder as folders
 from lightning_fed.experiments.sweep import forks as forking
 from lightning_fed.experiments.sweep import processes
-from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord, write_whole
+from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
 from lightning_fed.experiments.sweep.forks import forks
 from lightning_fed.experiments.sweep.plan import Cell
 from lightning_fed.experiments.sweep.player import CellJob, play, time_left, write_cells
 from lightning_fed.experiments.sweep.processes import Start, own_processes
 from lightning_fed.experiments.sweep.progress import SweepProgress
+from lightning_fed.system.folders import write_whole
 from lightning_fed.system.signals import Preempted, Terminated, preemption
 
 STAND_IN = """
