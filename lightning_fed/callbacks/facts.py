@@ -7,8 +7,7 @@ from typing import Any
 from lightning_fed.callbacks.base import FederationCallback, RunView
 from lightning_fed.core.phase import Phase
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.storage.disk import naming
-from lightning_fed.system.folders import write_whole
+from lightning_fed.storage.disk import write_synced
 
 
 class RunFacts(FederationCallback):
@@ -41,8 +40,9 @@ class RunFacts(FederationCallback):
             "training": lengths(model.phases()),
             "fine_tuning": lengths(model.fine_tuning_phases()),
         }
-        with naming(path := run.folder / "run.json"):
-            write_whole(path, f"{json.dumps(facts, indent=1)}\n")
+        aside = run.folder / ".run.json"  # the same each time: leftovers of a kill are replaced
+        write_synced(aside, f"{json.dumps(facts, indent=1)}\n".encode())
+        aside.replace(run.folder / "run.json")
 
     def on_fit_end(self, run: RunView) -> None:
         """Write the file again, with the final number of rounds."""

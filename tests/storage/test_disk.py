@@ -265,6 +265,23 @@ def test_a_full_disk_leaves_the_facts_whole(monkeypatch: pytest.MonkeyPatch) -> 
     assert [(file.name, file.read_text()) for file in path.parent.iterdir()] == [("run.json", "before")]
 
 
+def test_facts_that_a_kill_leaves_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, replace = Path("runs/version_0"), os.replace
+
+    def killed(source: Path, target: Path) -> None:
+        if target == folder / "run.json" and target.exists():  # the last time
+            raise StoppedError
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(StoppedError):
+            average(1, "runs")
+    assert [path.name for path in folder.glob(".*json*")] == [".run.json"]  # as another process will call it
+    average(2, "runs", ckpt_path="last")
+    assert not list(folder.glob(".*json*"))
+
+
 # ------------------------------------------------------------------------------------------------ from an older checkpoint
 
 
