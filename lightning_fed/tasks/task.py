@@ -200,6 +200,13 @@ class Multiclass(Task):
     def usual_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(outputs, targets)
 
+    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss; of tokens or pixels 0, not the NaN of a mean over nothing, if all of them are ignored."""
+        loss = super().criterion(outputs, targets)
+        if targets.dim() == 1 and len(targets):  # a label per example: the check would take as long as the loss
+            return loss
+        return torch.where(self._counted(targets).any(), loss, torch.zeros_like(loss))
+
     def measured(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs and targets without those that the loss ignores."""
         outputs, counted = widened(outputs), self._counted(targets)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.metrics import f1_score, matthews_corrcoef, r2_score, roc_auc_score
 from tiny import new_trainer
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -116,6 +116,16 @@ def test_what_the_loss_ignores_is_not_measured() -> None:
         measured.update(*task.measured(outputs, targets))
         expected.update(lower, known)
         assert measured.compute().item() == pytest.approx(expected.compute().item()), name
+
+
+@pytest.mark.parametrize("targets", [torch.full((2, 4), -100), torch.zeros(0, dtype=torch.long)], ids=["ignored", "empty"])
+def test_a_batch_of_which_everything_is_ignored_has_no_loss_and_no_gradient(targets: Tensor) -> None:
+    outputs = torch.randn(len(targets), 3, *targets.shape[1:], requires_grad=True)
+    loss = TASKS["multiclass"]().criterion(outputs, targets)
+    loss.backward()
+    assert loss == 0
+    assert outputs.grad is not None
+    assert not outputs.grad.any()
 
 
 def test_a_loss_of_many_terms_does_not_depend_on_the_batches() -> None:
