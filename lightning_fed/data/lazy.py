@@ -30,7 +30,7 @@ class LazyInputs(ABC):
         """The inputs of the examples at the given positions, in this order.
 
         Args:
-            rows: positions from 0, shape (B,), int64.
+            rows: positions from 0, shape (B,), int64. A Poisson sample may be empty, B = 0.
 
         Returns:
             Shape (B, …). Images are bytes, (B, C, H, W), which are normalized and augmented like those in memory. Or named inputs
@@ -78,9 +78,12 @@ class Joined(LazyInputs):
     def checksum(self, start: int = 0) -> int:
         return self.second.checksum(self.first.checksum(start))
 
-    def read(self, rows: Tensor) -> Tensor:
+    def read(self, rows: Tensor) -> Tensor | dict[str, Tensor]:
         early = rows < len(self.first)
         pieces = [(self.first, rows[early]), (self.second, rows[~early] - len(self.first))]
-        read = torch.cat([cast(Tensor, inputs.read(own)) for inputs, own in pieces if len(own)])
+        read = [inputs.read(own) for inputs, own in pieces if len(own)] or [self.first.read(rows)]
         place = torch.cat([early.nonzero(), (~early).nonzero()]).flatten().argsort()
-        return read[place]
+        if isinstance(read[0], dict):
+            named = cast(list[dict[str, Tensor]], read)
+            return {name: torch.cat([part[name] for part in named])[place] for name in read[0]}
+        return torch.cat(cast(list[Tensor], read))[place]

@@ -55,11 +55,11 @@ class LazyImages(LazyInputs):
 
     def read(self, rows: Tensor) -> Tensor:
         """The images at the given positions, uint8 of shape (B, 3, size, size)."""
-        images = []
-        for row in rows.tolist():
+        images = torch.empty(len(rows), 3, self.size, self.size, dtype=torch.uint8)
+        for place, row in enumerate(rows.tolist()):
             with image_errors(f"the image {self.place(row)}"):
-                images.append(resized(self.image(row), self.size))
-        return torch.stack(images)
+                images[place] = resized(self.image(row), self.size)
+        return images
 
 
 class ImagePaths(LazyImages):

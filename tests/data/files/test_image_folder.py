@@ -160,6 +160,24 @@ def test_some_of_them_and_joined() -> None:
     assert some.read(torch.tensor([2, 0, 0])).tolist() == [16, 81, 81]
     assert both.read(torch.tensor([3, 0, 12, 2, 1])).tolist() == [0, 81, 81, 16, 4]
     assert both.read(torch.tensor([5])).tolist() == [4]
+    assert both.read(torch.tensor([], dtype=torch.int64)).shape == (0,)
+
+
+class NamedSquares(Squares):
+    def read(self, rows: torch.Tensor) -> Any:
+        return {"x": rows.square(), "targets": rows}
+
+
+def test_named_inputs_joined() -> None:
+    read = Joined(Taken(NamedSquares(), torch.tensor([9, 2])), NamedSquares()).read(torch.tensor([3, 0, 1]))
+    assert {name: values.tolist() for name, values in read.items()} == {"x": [1, 81, 4], "targets": [1, 9, 2]}
+
+
+def test_a_poisson_sample_may_have_no_image() -> None:
+    data = one_client(write_images(Path("images"), "class"), batch_size=1).client(0)
+    data.poisson = True
+    shapes = {tuple(images.shape) for images, _ in data.train_dataloader()}
+    assert (0, 3, 16, 16) in shapes
 
 
 def test_folders_that_hold_something_else() -> None:
