@@ -50,7 +50,7 @@ class ProgressBar(FederationCallback):
         self._turns += 1
         size = len(run.server.cohort)
         done = run.round - 1 + self._turns / (size + 1)
-        self._progress.update(self._task, completed=int(done), status=f"{self._accuracy} client {self._turns}/{size}")
+        self._progress.update(self._task, completed=done, status=f"{self._accuracy} client {self._turns}/{size}")
 
     def on_round_end(self, run: RunView) -> None:
         """Complete the round and show the accuracy."""

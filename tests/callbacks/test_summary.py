@@ -7,7 +7,9 @@ import rich
 from rich.console import Console
 from tiny import data_for, new_federation, new_method
 
+from lightning_fed.callbacks.base import RunView
 from lightning_fed.callbacks.progress import ProgressBar, summary_table
+from lightning_fed.core.messages import ClientUpdate
 
 AMOUNTS = ("traffic/total_parameters", "traffic/total_bytes", "compute/total_flops", "target/bytes", "target/flops")
 
@@ -49,3 +51,19 @@ def test_colours_are_those_that_are_wanted(
     said = capsys.readouterr().out
     colours = re.findall(r"\x1b\[(?:\d+;)*3[0-9](?:;\d+)*m|\x1b\[38;", said)
     assert bool(colours) != no_color
+
+
+def test_the_bar_advances_within_a_round() -> None:
+    """A federation has long rounds: a bar that only moves at their end looks stuck."""
+    seen: list[float] = []
+
+    class Watched(ProgressBar):
+        def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
+            super().on_turn_end(run, update)
+            assert self._progress is not None
+            seen.append(self._progress.tasks[0].completed)
+
+    federation = new_federation(2, callbacks=[Watched()])
+    federation.fit(new_method("FedAvg"), data_for("FedAvg"))
+    clients = len(federation.run.clients)
+    assert seen == pytest.approx([before + (turn + 1) / (clients + 1) for before in range(2) for turn in range(clients)])
