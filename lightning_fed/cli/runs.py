@@ -12,7 +12,7 @@ from lightning_fed.cli.options import Options, say
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.settings import flat, read_json, read_yaml
 from lightning_fed.formatting import sized
-from lightning_fed.system.folders import walked
+from lightning_fed.system.folders import numbered, walked
 
 TEXT = "List runs: method, seed, rounds, monitor, size on disk, folder. Runs are neither loaded nor changed."
 UNKNOWN = "?"
@@ -92,12 +92,8 @@ class PlayedRun:
 def run_folders(folders: Iterable[Path]) -> list[Path]:
     """All folders of runs at or below some folders, in order."""
     written = {"run.json", "metrics.csv", "config.yaml"}
-    found = (path for path, files in walked(folders) if written & files)
-    return sorted((path for path in found if re.fullmatch(r"version_\d+", path.name)), key=_place)
-
-
-def _place(path: Path) -> tuple[str, int]:
-    return str(path.parent), int(path.name.removeprefix("version_"))
+    found = numbered(path for path, files in walked(folders) if written & files)
+    return sorted(found, key=lambda path: str(path.parent))
 
 
 def lines(found: Iterable[PlayedRun]) -> Iterator[str]:

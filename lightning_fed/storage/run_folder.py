@@ -5,6 +5,7 @@ from pathlib import Path
 
 from lightning_fed.errors import FederationError
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
+from lightning_fed.system.folders import numbered
 
 LONGEST = 100
 """Maximum number of characters of a path in a message."""
@@ -12,8 +13,7 @@ LONGEST = 100
 
 def versions(run_dir: Path) -> list[Path]:
     """Folders of all runs, oldest first."""
-    numbered = [path for path in run_dir.glob("version_*") if path.name.removeprefix("version_").isdecimal() and path.is_dir()]
-    return sorted(numbered, key=lambda path: int(path.name.removeprefix("version_")))
+    return [path for path in numbered(run_dir.glob("version_*")) if path.is_dir()]
 
 
 def refuse_run_dir(run_dir: Path) -> None:
@@ -45,8 +45,7 @@ def _short(path: Path) -> str:
 
 def new_run_folder(run_dir: Path) -> Path:
     """Create the folder of the next run."""
-    existing = versions(run_dir)
-    number = int(existing[-1].name.removeprefix("version_")) + 1 if existing else 0
+    number = max(numbered(versions(run_dir)).values(), default=-1) + 1
     while os.path.lexists(folder := run_dir / f"version_{number}"):  # it may be a file
         number += 1
     try:

@@ -3,8 +3,10 @@
 import logging
 import os
 import platform
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,12 @@ def walked(folders: Iterable[Path]) -> Iterator[tuple[Path, set[str]]]:
             seen.add(real)
             due += [path / name for name in below if (path / name).is_symlink()]
             yield path, set(files)
+
+
+def numbered(paths: Iterable[Path]) -> dict[Path, int]:
+    """The folders of runs among some paths, which are called ``version_<n>``, in the order of n, with n."""
+    found = [(path, int(match[1])) for path in paths if (match := re.fullmatch(r"version_(\d+)", path.name))]
+    return dict(sorted(found, key=itemgetter(1)))
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -14,7 +14,7 @@ from lightning_fed.experiments.sweep.plan import Cell, Sweep
 from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, plain, within
 from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.experiments.sweep.tuning import chosen, trials
-from lightning_fed.system.folders import walked
+from lightning_fed.system.folders import numbered, walked
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.])")
 """A number in a name."""
@@ -118,12 +118,12 @@ def run_folders(folders: Iterable[Path | str], vary: Collection[str] = ()) -> li
 def _with_tables(folders: Iterable[Path]) -> list[Path]:
     """Folders of runs; for a sweep's cell the newest."""
     found = sorted(path for path, files in walked(folders) if {"metrics.csv", "config.yaml"} <= files)
-    cells: dict[Path, list[Path]] = {}
+    numbers, cells = numbered(found), dict[Path, list[Path]]()
     for path in found:
         in_cell = (path.parent / "cell.json").is_file()
-        if not in_cell or path.name.removeprefix("version_").isdecimal():  # otherwise a copy
+        if not in_cell or path in numbers:  # otherwise a copy
             cells.setdefault(path.parent if in_cell else path, []).append(path)
-    return [max(paths, key=lambda path: int(path.name.rpartition("_")[2]) if len(paths) > 1 else 0) for paths in cells.values()]
+    return [max(paths, key=lambda path: numbers.get(path, 0)) for paths in cells.values()]
 
 
 def _labelled(path: Path, vary: Sequence[str], sweeps: dict[Path, Played]) -> RunFolder | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.settings import read_json
-from lightning_fed.system.folders import write_whole
+from lightning_fed.system.folders import numbered, write_whole
 from lightning_fed.system.locks import taken
 
 OVER = ("finished", "failed")
@@ -68,9 +68,8 @@ class CellFolder:
     @property
     def run(self) -> Path | None:
         """Folder of the newest run that has finished a round."""
-        found = [path.parent for path in self.path.glob("version_*/metrics.csv")]
-        runs = [path for path in found if path.name.removeprefix("version_").isdecimal()]
-        return max(runs, key=lambda path: int(path.name.removeprefix("version_")), default=None)
+        found = numbered(path.parent for path in self.path.glob("version_*/metrics.csv"))
+        return next(reversed(found), None)
 
     @property
     def rounds(self) -> int:
