@@ -8,19 +8,18 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 from zlib import crc32
 
 import safetensors.torch
 import torch
 
-from lightning_fed import __version__
 from lightning_fed.core.aggregation import is_count
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
+from lightning_fed.experiments.sweep.provenance import installed
 from lightning_fed.formatting import shown
 from lightning_fed.tensors import State
 
@@ -88,7 +87,7 @@ class VerbSettings:
 
     Args:
         settings: settings by name, in the form of JSON: the model, the seed, training options and data options.
-        versions: versions of the libraries that affect results.
+        versions: versions of the libraries that affect results. Builds of a version (``+cpu``, ``+cu128``) are not distinguished.
     """
 
     settings: dict[str, Any]
@@ -97,7 +96,8 @@ class VerbSettings:
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "VerbSettings":
         """The settings with the versions that are installed here."""
-        return cls(json.loads(json.dumps(settings)), installed())
+        versions = {name: (number or "not installed").partition("+")[0] for name, number in installed().items()}
+        return cls(json.loads(json.dumps(settings)), versions)
 
     def refuse_other(self, head: Mapping[str, Any]) -> None:
         """Compare with the settings that a server sends.
@@ -122,17 +122,6 @@ class VerbSettings:
     def head(self) -> dict[str, Any]:
         """The settings as the head of a message."""
         return {"settings": self.settings, "versions": self.versions}
-
-
-def installed() -> dict[str, str]:
-    """Versions of the libraries that affect results. Builds of the same version (``+cpu``, ``+cu128``) are not distinguished."""
-    found = {"lightning-fed": __version__}
-    for name in ("torch", "lightning", "torchvision", "transformers", "peft"):
-        try:
-            found[name] = version(name).partition("+")[0]
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def frozen_checksum(module: FederatedModule) -> str:

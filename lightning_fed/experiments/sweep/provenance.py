@@ -8,15 +8,21 @@ from importlib.metadata import PackageNotFoundError, version
 from lightning_fed import __version__
 
 
-def versions() -> str:
-    """Versions of Python and of the libraries that affect results."""
-    found = {"python": platform.python_version(), "lightning-fed": __version__}
+def installed() -> dict[str, str | None]:
+    """Versions of this package and of the libraries that affect results; None: not installed."""
+    found: dict[str, str | None] = {"lightning-fed": __version__}
     for name in ("torch", "lightning", "torchvision", "transformers", "peft"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
-            continue
-    return ", ".join(f"{name} {number}" for name, number in found.items())
+            found[name] = None
+    return found
+
+
+def versions() -> str:
+    """Versions of Python and of what is :func:`installed`, as text."""
+    found = {"python": platform.python_version()} | installed()
+    return ", ".join(f"{name} {number}" for name, number in found.items() if number)
 
 
 def commit() -> str:
