@@ -27,18 +27,12 @@ METRICS = {
 """Renamed columns of tables, or prefixes of them."""
 
 
-def new_name(name: str, renamed: Mapping[str, str]) -> str | None:
-    """The new name of a renamed option or metric; None if it was not renamed.
+def hint(name: str, renamed: Mapping[str, str]) -> str:
+    """The new name of an option or metric as the end of an error message; empty if it was not renamed.
 
     Args:
         name: the given name.
         renamed: :data:`OPTIONS` or :data:`METRICS`.
     """
     old = next((old for old in renamed if name == old or (old.endswith("/") and name.startswith(old))), None)
-    return renamed[old] + name.removeprefix(old) if old is not None else None
-
-
-def hint(name: str, renamed: Mapping[str, str]) -> str:
-    """The new name as the end of an error message; empty if it was not renamed."""
-    new = new_name(name, renamed)
-    return f" (it is called {new} now)" if new else ""
+    return "" if old is None else f" (it is called {renamed[old]}{name.removeprefix(old)} now)"

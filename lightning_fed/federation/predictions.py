@@ -1,6 +1,7 @@
 """Clients' predictions for their own test examples, as a table."""
 
 import csv
+from collections.abc import Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,7 +43,7 @@ def predictions(run: Run, new_trainer: TrainerFactory) -> list[Row]:
     Raises:
         FederationError: if a network generates texts.
     """
-    trainer, names = turn_trainer(new_trainer), getattr(run.data, "class_names", None) if run.data.predicts_labels else None
+    trainer, names = turn_trainer(new_trainer), run.data.class_names if run.data.predicts_labels else None
     rows: list[Row] = []
     for client in run.clients:
         module, data = run.client_module(client.id), run.data.client(client.id)
@@ -67,7 +68,7 @@ def predictions(run: Run, new_trainer: TrainerFactory) -> list[Row]:
     return rows
 
 
-def columns(task: Task, outputs: Tensor, targets: Tensor, names: list[str] | None = None) -> dict[str, list[Any]]:
+def columns(task: Task, outputs: Tensor, targets: Tensor, names: Sequence[str] | None = None) -> dict[str, list[Any]]:
     """Columns that describe the predictions, by name, with a value for each example.
 
     - ``multiclass``: ``target`` and ``prediction`` (class names if known, else numbers), and ``probability/<class>`` of each class;

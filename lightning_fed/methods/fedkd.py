@@ -62,8 +62,6 @@ class FedKD(MutualLearningModule):
         "weights), or FML."
     )
 
-    weighting = "uniform"
-
     def __init__(
         self,
         backbone: Backbones,

@@ -91,7 +91,7 @@ class Floco(FederatedModule):
 
     @property
     def corners_name(self) -> str:
-        """Names of the corners in the state dict."""
+        """Name of the corners in the state dict."""
         own = cast(Any, self.backbone.head).parametrizations.weight.original
         return next(name for name, parameter in self.named_parameters() if parameter is own)
 

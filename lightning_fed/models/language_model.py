@@ -130,7 +130,7 @@ class TransformerLM(Transformer):
 
 
 def _first(tokens: list[int] | int | None) -> int | None:
-    """Ids of the tokens that end a text."""
+    """The only one, or the first, of the tokens that end a text."""
     return tokens[0] if isinstance(tokens, list) else tokens
 
 

@@ -10,7 +10,7 @@ from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.data.text.question_answering import OFFSETS
 from lightning_fed.errors import FederationError
 from lightning_fed.models.transformer import Inputs, Model, Transformer
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import PositiveInt, require_from
 
 
 class TransformerQA(Transformer):
@@ -34,8 +34,7 @@ class TransformerQA(Transformer):
     ) -> None:
         if num_classes != 2:
             raise FederationError(f"TransformerQA got num_classes={num_classes}, but a span has 2, start and end: give 2.")
-        if max_answer_length < 1:
-            raise FederationError(f"Got max_answer_length={max_answer_length}: give a whole number of tokens from 1.")
+        require_from(1, max_answer_length=max_answer_length)
         super().__init__(name, config, attention, num_labels=num_classes)
         self.max_answer_length = max_answer_length
 

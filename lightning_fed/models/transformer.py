@@ -210,8 +210,8 @@ def built(auto: Any, config: dict[str, Any], settings: dict[str, Any], attention
         what = f"config has {' and '.join(wrong)}" if wrong else "config"
         raise FederationError(f"{what}: no {kind} can be built of it: {error_text(error)}") from error
     default, code = known[kind](), inspect.getsource(sys.modules[type(model).__module__])
-    for name in config.keys() - {"model_type"}:
-        if not hasattr(default, name) and not re.search(rf"\b{re.escape(name)}\b", code):  # some are known only to the network
+    for name in config:  # some are known only to the network
+        if name != "model_type" and not hasattr(default, name) and not re.search(rf"\b{re.escape(name)}\b", code):
             question = nearest(name, list(default.to_dict()))
             raise FederationError(f"config has {name!r}, which {type(default).__name__} does not know{question}.")
     return model
@@ -230,7 +230,7 @@ def at_fault(config: dict[str, Any], build: Callable[[dict[str, Any]], Any]) -> 
             return True
         return False
 
-    kind, names = {"model_type": config["model_type"]}, config.keys() - {"model_type"}
+    kind, names = {"model_type": config["model_type"]}, [name for name in config if name != "model_type"]
     for wrong in names:
         if not fails({name: value for name, value in config.items() if name != wrong}):
             return [wrong]

@@ -11,7 +11,7 @@ import lightning_fed.methods
 from lightning_fed import Federation, FederationError
 from lightning_fed.cli.refusals import parameters_of
 from lightning_fed.core import FineTuning
-from lightning_fed.experiments.renames import METRICS, OPTIONS, hint, new_name
+from lightning_fed.experiments.renames import METRICS, OPTIONS, hint
 from lightning_fed.experiments.report import load_runs
 from lightning_fed.experiments.sweep.plan import ReportOptions
 
@@ -38,7 +38,6 @@ def test_options_have_their_new_names_and_not_the_old_ones() -> None:
     ],
 )
 def test_metrics_by_their_whole_name_or_its_beginning(old: str, new: str | None) -> None:
-    assert new_name(old, METRICS) == new
     assert hint(old, METRICS) == (f" (it is called {new} now)" if new else "")
 
 

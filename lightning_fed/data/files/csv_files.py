@@ -168,9 +168,11 @@ class CSVFiles(ScaledColumns, TableData):
         self.titles, self._one_hots, parts = [], [], []
         for name in names:
             titles, part = self._one_hot(name, columns[name], files) if name in self.categorical else ([name], None)
-            parts.append(self._numbers(name, columns[name], files)[:, None] if part is None else part)
+            if part is None:
+                part = self._parsed(name, columns[name], self._missing(name, columns[name], files), files)[:, None]
+            parts.append(part)
             self.titles += titles
-            self._one_hots += [part is not None] * len(titles)
+            self._one_hots += [name in self.categorical] * len(titles)
         inputs = torch.from_numpy(np.concatenate(parts, axis=1))
         targets = [columns.pop(name) for name in self.target]
         of_set = None if sets is None else np.repeat(sets, sizes)
@@ -271,9 +273,6 @@ class CSVFiles(ScaledColumns, TableData):
         hot = np.full((len(values), len(known)), np.nan, dtype=np.float32)
         hot[places] = present[:, None] == np.array(known)
         return [f"{name}={each}" for each in known], hot
-
-    def _numbers(self, name: str, values: NDArray[Any], files: list[Path]) -> NDArray[np.float32]:
-        return self._parsed(name, values, self._missing(name, values, files), files)
 
     def _quantities(self, name: str, values: NDArray[Any], files: list[Path]) -> NDArray[np.float32]:
         """Numbers to predict."""

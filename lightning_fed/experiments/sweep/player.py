@@ -242,9 +242,9 @@ def write_cells(path: Path, jobs: Sequence[CellJob]) -> None:
         result = job.folder.result or CellRecord("waiting", command=job.command)
         partition, seed = job.cell.draw
         row: dict[str, object] = {"method": job.cell.method, "setting": job.cell.setting, "value": job.cell.value}
-        row |= {"partition": partition, "seed": seed, "status": job.folder.status}
-        row |= {"seconds": result.seconds, "folder": str(job.folder.path), "command": result.command, "error": result.error}
-        rows.append({k: str(v) for k, v in row.items()} | {k: getattr(result, k) for k in ("versions", "commit", "machine")})
+        row |= {"partition": partition, "seed": seed, "status": job.folder.status, "seconds": result.seconds}
+        row |= {"folder": job.folder.path, "command": result.command, "error": result.error}
+        rows.append(row | {"versions": result.versions, "commit": result.commit, "machine": result.machine})
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()

@@ -64,10 +64,7 @@ class LoRAModule(AdapterModule):
         return self.r
 
     def adapted_layers(self) -> list[str] | str | None:
-        """Names, or a pattern, of the layers that get adapters; None: those that peft knows for the network."""
-        if self.target_modules is None and self.backbone.projections is not None:
-            query, _, value, _ = self.backbone.projections
-            return [query, value]
+        """Names, or a pattern, of the layers that get adapters; None: see :class:`.Adapters`."""
         return self.target_modules
 
     def add_adapter(self, name: str, rank: int) -> None:

@@ -60,7 +60,7 @@ def network_config(module: FederatedModule) -> dict[str, Any]:
 
 def label_names(data: FederatedDataModule) -> list[str] | None:
     """Names of the classes in the order of their numbers, if the data have them and classes are predicted."""
-    names = getattr(data, "class_names", None) if data.predicts_labels else None
+    names = data.class_names if data.predicts_labels else None
     return None if names is None else [str(name) for name in names]
 
 
