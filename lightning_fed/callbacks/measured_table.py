@@ -87,4 +87,4 @@ def named(run: RunView, stage: str, of_clients: bool) -> str:
 
 def shown(metric: str, value: float) -> str:
     """A value as text."""
-    return f"{100 * value:.2f} %" if metric == "accuracy" else f"{value:.4f}"
+    return f"{100 * value:.2f} %" if metric.endswith("accuracy") else f"{value:.4f}"

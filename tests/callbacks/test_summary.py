@@ -36,6 +36,15 @@ def test_no_line_is_broken_at_80_columns(method: str) -> None:
     assert any("after aggregation, seen clients" in row for row in rows)
 
 
+def test_each_accuracy_is_a_percentage() -> None:
+    """Also that of a model which a client adapts before it is measured."""
+    federation = new_federation(1)
+    federation.fit(new_method("PerFedAvg"), data_for("PerFedAvg"))
+    rows = list(summary_table(federation.run).columns[1].cells)
+    assert federation.run.metric == "adapted_accuracy"
+    assert rows[0].endswith(" %")
+
+
 @pytest.mark.parametrize("no_color", [True, False])
 def test_colours_are_those_that_are_wanted(
     no_color: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
