@@ -32,7 +32,7 @@ def ordinal(number: int) -> str:
 def sized(number: float) -> str:
     """A size in bytes with a decimal unit (1000)."""
     for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
+        if number < 999.5:  # more is shown as 1 of the next unit
             return f"{number:.3g} {unit}"
         number /= 1000
     return f"{number:.3g} TB"

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fed.errors import FederationError
-from lightning_fed.formatting import shown
+from lightning_fed.formatting import counted, shown
 
 State = dict[str, Tensor]
 """A payload or a part of a state dict: tensors by name."""
@@ -109,7 +109,7 @@ def check_finite(state: State, what: str, remedy: str = "lower the learning rate
 
 
 def _and_more(names: list[str]) -> str:
-    return f" and {len(names) - 1} more tensors" if len(names) > 1 else ""
+    return f" and {counted(len(names) - 1, 'more tensor')}" if len(names) > 1 else ""
 
 
 def widened(tensor: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 from lightning_fed.cli.options import Options, say
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.settings import flat, read_json, read_yaml
-from lightning_fed.formatting import sized
+from lightning_fed.formatting import counted, sized
 from lightning_fed.system.folders import numbered, walked
 
 TEXT = "List runs: method, seed, rounds, monitor, size on disk, folder. Runs are neither loaded nor changed."
@@ -104,7 +104,7 @@ def lines(found: Iterable[PlayedRun]) -> Iterator[str]:
     for row, folder in zip(table, ["folder", *(printable(one.path) for one in runs)], strict=True):
         first, *others = (f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
         yield "  ".join([first.strip().ljust(widths[0]), *others, folder])
-    yield f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, {sized(sum(one.size for one in runs))}"
+    yield f"{counted(len(runs), 'run')}, {sized(sum(one.size for one in runs))}"
 
 
 def measured(column: str, value: str | None) -> str:

@@ -121,7 +121,7 @@ def test_the_factor_that_rests_is_not_taken_back() -> None:
     server = method.configure_server([client])
     server.on_round_start(1, [client])
     sent = server.broadcast(client)
-    with pytest.raises(FederationError, match=r"The update of client 0 holds .* and 1 more tensors, which does not belong there"):
+    with pytest.raises(FederationError, match=r"The update of client 0 holds .* and 1 more tensor, which does not belong there"):
         server.check(ClientUpdate(0, client.num_train, dict(sent.state), {"flops": 0.0}), sent, client)
     without = {name: tensor for name, tensor in sent.state.items() if ".lora_A." not in name}
     server.check(ClientUpdate(0, client.num_train, without, {"flops": 0.0}), sent, client)

@@ -113,7 +113,7 @@ class TestRefused:
 
     def test_a_part_of_a_network(self, tmp_path: Path) -> None:
         new_federation(1, tmp_path).fit(new_method("FedPer"), new_data(2))
-        with pytest.raises(FederationError, match=r"The network of .* lacks 'head.bias' and 1 more tensors"):
+        with pytest.raises(FederationError, match=r"The network of .* lacks 'head.bias' and 1 more tensor\."):
             played(FedAvg(Net, 4), tmp_path / "version_0")
 
     def test_none_at_all(self, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from lightning_fed.experiments.report.statistics import (
     of_methods,
     partitions_needed,
 )
+from lightning_fed.formatting import counted
 
 
 def seed_tables(comparison: Comparison) -> list[Layout]:
@@ -81,7 +82,7 @@ def _notes(comparison: Comparison) -> list[str]:
     return [
         *notes,
         "Other order on: partitions on which the difference is on the other side of 0.",
-        f"Partitions needed: to separate the two in 80 of 100 sweeps with {seeds} training seed{'s' if seeds > 1 else ''} on each "
+        f"Partitions needed: to separate the two in 80 of 100 sweeps with {counted(seeds, 'training seed')} on each "
         "partition, if difference and variances are as they were found here, without Holm's correction.",
     ]
 
@@ -125,7 +126,7 @@ def _needed(cells: Cells, comparison: Comparison) -> Entry:
     if P < 2 or not np.isfinite(cells).all():
         return Entry("–")
     needed = partitions_needed(float(cells.mean()), components(cells), T)
-    note = "" if _seeds_each(comparison) == T else f"With {T} training seed{'s' if T > 1 else ''}, for which no run is missing."
+    note = "" if _seeds_each(comparison) == T else f"With {counted(T, 'training seed')}, for which no run is missing."
     return Entry(f"> {MOST_PARTITIONS}" if needed is None else str(needed), note=note)
 
 

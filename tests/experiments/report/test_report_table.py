@@ -263,6 +263,7 @@ def test_a_table_that_is_still_too_wide_is_cut_between_columns() -> None:
 
 def test_sizes() -> None:
     assert [sized(n) for n in (0, 999, 1234, 24_536_000, 5e13)] == ["0 B", "999 B", "1.23 kB", "24.5 MB", "50 TB"]
+    assert [sized(n) for n in (999.4, 999.5, 999_499, 999_600_000)] == ["999 B", "1 kB", "999 kB", "1 GB"]
 
 
 def test_the_best_round_is_said_to_be_chosen_on_test_data_and_the_last_stands_beside_it(sweep: Path) -> None:
