@@ -60,7 +60,7 @@ NO_CALLBACKS: dict[type[L.Callback], str] = {
     of_lightning.Checkpoint: "the federation writes checkpoints: set --federation.checkpoint_every",
     ProgressBar: "the federation shows progress: set --federation.progress",
     of_lightning.ModelSummary: "the federation prints a summary: set --federation.progress",
-    of_lightning.EarlyStopping: ("it would end a client's turn in any phase: set --federation.patience"),
+    of_lightning.EarlyStopping: "it would end a client's turn in any phase: set --federation.patience",
     of_lightning.LearningRateMonitor: f"{NO_LOGGER}: where there is a schedule, metrics.csv has lr/<phase>",
     of_lightning.DeviceStatsMonitor: NO_LOGGER,
     of_lightning.ThroughputMonitor: f"{NO_LOGGER}: metrics.csv has seconds and FLOPs of each round",
