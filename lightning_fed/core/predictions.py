@@ -138,7 +138,7 @@ class PredictionMixin(L.LightningModule):
         """Create the metrics of validation and test data, once the networks are built."""
         metrics = self.configure_metrics()
         self.val_metrics, self.test_metrics = (
-            WideMetrics(metrics.clone(), prefix=prefix, compute_groups=False) for prefix in ("val/", "test/")
+            WideMetrics([metrics.clone()], prefix=prefix, compute_groups=False) for prefix in ("val/", "test/")
         )
         self.monitor = self.choose_monitor()
 
