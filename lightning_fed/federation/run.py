@@ -379,8 +379,9 @@ class Run:
     # -------------------------------------------------------------------------------------------------- reports, checkpoints
 
     def _call(self, hook: str, *args: Any) -> None:
-        for callback in self.settings.callbacks:
-            getattr(callback, hook)(self, *args)
+        with naming(self._written[0]):
+            for callback in self.settings.callbacks:
+                getattr(callback, hook)(self, *args)
 
     def _report(self) -> None:
         with self._stopwatch("report"), naming(self._written[0]):

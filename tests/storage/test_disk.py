@@ -172,17 +172,20 @@ def test_of_a_folder_that_vanishes_one_line_is_said(capfd: pytest.CaptureFixture
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(("round", "left"), [(0, "The run has no checkpoint"), (2, "The checkpoint .* is complete")])
 def test_of_a_disk_that_is_full_while_tensorboard_writes_one_line_is_said(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    round: int, left: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Its thread keeps the error, and the next call of the logger raises it."""
+    """Its thread keeps the error, and the next call of the logger raises it; before the first round, this is a callback's."""
 
     def full(*args: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    fill = At(2, lambda: monkeypatch.setattr(RecordWriter, "write", full))
+    fill = At(round, lambda: monkeypatch.setattr(RecordWriter, "write", full))
+    if not round:
+        fill.do()
     federation = new_federation(4, "runs", logger=True, callbacks=[fill])
-    with pytest.raises(FederationError, match=r"^runs/version_0.*: No space left on device\. The checkpoint .* is complete"):
+    with pytest.raises(FederationError, match=rf"^runs/version_0.*: No space left on device\. {left}"):
         federation.fit(new_method("FedAvg"), new_data(2, 40))
     assert "Traceback" not in capfd.readouterr().err
 
