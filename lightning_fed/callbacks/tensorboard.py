@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,9 @@ if TYPE_CHECKING:
 
 MOST_NAMES = 50
 """The largest number of clients or classes whose names fit beside an axis of a figure."""
+
+LONGEST_NAME = 20
+"""The number of characters of such a name."""
 
 
 class TensorBoardFigures(FederationCallback):
@@ -51,7 +53,7 @@ def label_figure(counts: np.ndarray, clients: Sequence[str] | None = None, class
 
     Args:
         counts: examples, ``(clients, classes)``.
-        clients: their names. None, or more than fit beside the axis: numbers.
+        clients: their names. None, more than fit beside the axis, or with characters that the font lacks: numbers.
         classes: likewise.
     """
     from matplotlib.figure import Figure
@@ -63,14 +65,22 @@ def label_figure(counts: np.ndarray, clients: Sequence[str] | None = None, class
     client, label = np.nonzero(counts)
     amount = counts[client, label]
     axes.scatter(client, label, s=160 * amount / counts.max(), color="tab:blue", alpha=0.7, linewidths=0)
-    axes.set(xlabel="client", ylabel="class", title=f"training examples by client and class (largest: {counts.max():,})")
+    axes.set(xlabel="client", ylabel="label", title=f"training examples by client and label (largest: {counts.max():,})")
     axes.set(xlim=(-0.8, width - 0.2), ylim=(-0.8, height - 0.2))
     for axis, size, names, turned in ((axes.xaxis, width, clients, 90), (axes.yaxis, height, classes, 0)):
         axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         if names is not None and len(names) == size <= MOST_NAMES:
-            axis.set_ticks(range(size), [textwrap.shorten(str(name), 20, placeholder="…") for name in names], rotation=turned)
+            axis.set_ticks(range(size), [_shown(str(name), k) for k, name in enumerate(names)], rotation=turned, parse_math=False)
     axes.grid(alpha=0.2)
     return figure
+
+
+def _shown(name: str, number: int) -> str:
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    known = get_font(findfont(FontProperties())).get_charmap()
+    name = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+    return name if all(ord(char) in known for char in name) else str(number)
 
 
 def spread_figure(values: np.ndarray, majority: Tensor | None, metric: str) -> Figure:

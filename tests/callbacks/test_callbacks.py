@@ -120,6 +120,14 @@ def test_label_figure(clients: int, classes: int) -> None:
     assert "largest: 7" in figure.axes[0].get_title()
 
 
+@pytest.mark.filterwarnings("error")
+def test_names_beside_a_figure_are_not_read_as_formulas_and_numbers_stand_for_what_the_font_lacks() -> None:
+    names = ["$1_$", "ill", "日本語", "an_identifier_of_30_characters"]
+    figure = label_figure(np.eye(4), None, names)
+    figure.canvas.draw()
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["$1_$", "ill", "2", "an_identifier_of_30…"]
+
+
 @pytest.mark.parametrize("majority", [torch.tensor([0.2, 0.3, 0.4]), None])
 def test_spread_figure(majority: torch.Tensor | None) -> None:
     values = np.array([0.5, 0.7, 0.9])

@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 WHOLE = 2**24
 """The largest number up to which float32 has all whole numbers."""
 
+MOST_NAMED = 10
+"""The largest number of clients that a warning names."""
+
 
 class CSVFiles(ScaledColumns, TableData):
     """Numbers in CSV or Parquet files, one example per line. A network gets them as floats of shape (B, inputs), unchanged or
@@ -131,8 +134,11 @@ class CSVFiles(ScaledColumns, TableData):
             odd = {}
         odd |= {f"fewer training examples than a batch has ({self.batch_size})": counts.sum(dim=1) < self.batch_size}
         for what, of_clients in odd.items():
-            if of_clients.any():
-                log.warning(f"{self.path}: the clients {', '.join(names[k] for k in of_clients.nonzero())} have {what}.")
+            if number := int(of_clients.sum()):
+                named = ", ".join(repr(names[k]) for k in of_clients.nonzero()[:MOST_NAMED])
+                more = f" and {number - MOST_NAMED} more" if number > MOST_NAMED else ""
+                have = "has" if number == 1 else "have"
+                log.warning(f"{self.path}: {number} of {counted(len(names), 'client')} {have} {what}: {named}{more}.")
 
     def read(self) -> Table:
         files, sets = sets_of(self.path, self.test_path, ENDINGS)

@@ -251,8 +251,8 @@ def test_event_and_time_are_predicted_and_partitioned_by_the_event(caplog: pytes
     assert (data.num_classes, data.num_labels, data.problem) == (1, 2, "survival")
     assert data.label_counts()[1].tolist() == [2, 0]
     assert data.majority_accuracy() is None
-    assert "all.csv: the clients south have no event in the column 'died'" in caplog.text
-    assert "all.csv: the clients north, south have fewer training examples than a batch has (64)" in caplog.text
+    assert "all.csv: 1 of 2 clients has no event in the column 'died'" in caplog.text
+    assert "all.csv: 2 of 2 clients have fewer training examples than a batch has (64): 'north', 'south'." in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -281,11 +281,18 @@ def test_numbers_are_predicted_and_partitioned_by_quarters() -> None:
         both.setup()
 
 
+def test_a_warning_names_ten_clients_and_counts_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    Path("many.csv").write_text("\n".join(["site,age,ill", *(f"{site},{age},{age % 2}" for site in range(12) for age in range(4))]))
+    CSVFiles("many.csv", target="ill", client="site").setup()
+    assert caplog.messages[-1].startswith("many.csv: 12 of 12 clients have fewer training examples than a batch has (64): '0', '1'")
+    assert caplog.messages[-1].endswith(" and 2 more.")
+
+
 def test_yes_or_no_has_one_output_and_two_labels(caplog: pytest.LogCaptureFixture) -> None:
     write(south=["60,3,,yes,train", "70,1,200,yes,train", "90,1,NA,yes,test"])
     data = table(task="binary", batch_size=2)
     assert (data.num_classes, data.num_labels, data.class_names) == (1, 2, ["no", "yes"])
-    assert caplog.messages == ["sites: the clients south have training examples of one class only in the column 'sick'."] * (
+    assert caplog.messages == ["sites: 1 of 2 clients has training examples of one class only in the column 'sick': 'south'."] * (
         len(caplog.messages)
     )
     assert data.label_counts().tolist() == [[1, 1], [0, 2]]
