@@ -8,12 +8,13 @@ import pytest
 import torch
 
 import lightning_fed.federation.meters
-from lightning_fed.core.messages import Broadcast, ClientUpdate
+from lightning_fed.core.messages import PRIVATE_SHARE, Broadcast, ClientUpdate
 from lightning_fed.federation.meters import (
     BestRound,
     Stopwatch,
     Target,
     TrafficMeter,
+    private_shares,
     running_totals,
     spread,
     spread_all,
@@ -127,13 +128,27 @@ def test_running_totals_add_up() -> None:
     assert "fine_tune/total_flops" not in history[-1]
 
 
-def test_adapting_has_a_total_from_its_first_round_on() -> None:
-    """A round that measures nobody adapts nobody."""
+@pytest.mark.parametrize("stage", ["fine_tune", "server"])
+def test_a_stage_that_not_every_round_has_has_a_total_from_its_first_round_on(stage: str) -> None:
+    """A round that measures nobody adapts nobody; where nobody has sent anything the server learns nothing."""
     row = {"compute/flops": 7.0} | {f"traffic/{way}_{unit}": 1.0 for way in ("down", "up") for unit in ("parameters", "bytes")}
     history: list[dict[str, float]] = []
-    for costs in ({}, {"fine_tune/flops": 5.0}, {}, {"fine_tune/flops": 5.0}):
+    for costs in ({}, {f"{stage}/flops": 5.0}, {}, {f"{stage}/flops": 5.0}):
         history.append(row | costs | running_totals(history[-1] if history else {}, row | costs))
-    assert [entry.get("fine_tune/total_flops") for entry in history] == [None, 5, 5, 10]
+    assert [entry.get(f"{stage}/total_flops") for entry in history] == [None, 5, 5, 10]
+
+
+def test_private_shares_are_means_over_clients_of_each_layer_and_over_layers() -> None:
+    """Over layers with equal weight, however many clients have them."""
+    a, b, c = (f"{PRIVATE_SHARE}{layer}" for layer in "abc")
+    found = private_shares([{a: 0.0, b: 0.5, c: 0.125}, {a: 1.0, b: 0.75, "test/accuracy": 3.0}])
+    assert found == {
+        f"adapter/{a}": 0.5,
+        f"adapter/{b}": 0.625,
+        f"adapter/{c}": 0.125,
+        f"adapter/{PRIVATE_SHARE}mean": (0.5 + 0.625 + 0.125) / 3,
+    }
+    assert private_shares([{"test/accuracy": 3.0}]) == {}
 
 
 def row(round: int, val: float, test: float) -> dict[str, float]:
