@@ -38,12 +38,6 @@ def test_mean_is_that_of_numpy_in_double_precision() -> None:
         assert torch.equal(mean[name], torch.as_tensor(expected))
 
 
-def test_weights_count_relative_to_their_sum() -> None:
-    zero, one = {"x": torch.zeros(1)}, {"x": torch.ones(1)}
-    assert weighted_mean([zero, one], [1, 3])["x"].item() == 3 / 4
-    assert weighted_mean([zero, one], [100, 300])["x"].item() == 3 / 4
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_dtype_stays_and_inputs_are_left_alone(dtype: torch.dtype) -> None:
     states = [random_state(seed, torch.float64) for seed in range(2)]
@@ -137,14 +131,9 @@ def entry_mean(whole: State, parts: list[State], weights: Iterable[float] | None
 
 @pytest.mark.parametrize("weights", [(1, 1, 1), (3, 10, 7), (400, 1, 399)])
 def test_entry_mean_of_parts_that_cover_the_whole_is_the_weighted_mean(weights: tuple[int, ...]) -> None:
-    states = [{"weight": random_state(seed)["weight"]} for seed in range(4)]
+    """Scalars included."""
+    states = [random_state(seed) for seed in range(4)]
     assert same(entry_mean(states[0], states[1:], weights), weighted_mean(states[1:], weights))
-
-
-def test_entry_mean_of_a_scalar() -> None:
-    """A temperature, say, that is learned."""
-    states = [random_state(seed) for seed in range(3)]
-    assert same(entry_mean(states[0], states[1:]), weighted_mean(states[1:], [1, 1]))
 
 
 @pytest.mark.parametrize(("weights", "overlap"), [((1, 1), 3.0), ((1, 3), 2.5), ((0.5, 1.5), 2.5)])

@@ -90,10 +90,6 @@ BATCHES = 5
 """80 training examples in batches of 16."""
 
 
-def test_number_of_batches() -> None:
-    assert len(new_data(num_clients=1, size=100, batch_size=16).client(0).train_dataloader()) == BATCHES
-
-
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
@@ -145,21 +141,10 @@ def test_eval_modules_are_in_eval_mode_during_their_phase_only() -> None:
     assert all(part.training for part in module.backbone.modules())
 
 
-def test_after_a_fit_everything_is_trainable_again() -> None:
-    module = TwoPhases({"epochs": 1}, {"epochs": 1})
-    fit(module, 2)
-    assert all(p.requires_grad and p.grad is None for p in module.parameters())
-
-
 @pytest.mark.parametrize("spans", [{}, {"epochs": 1, "steps": 1}])
 def test_a_phase_is_counted_in_epochs_or_in_steps(spans: dict[str, int]) -> None:
     with pytest.raises(FederationError, match="give exactly one"):
         Phase("local", [], torch.sum, sgd, **spans)
-
-
-def test_loss_of_each_phase_is_logged() -> None:
-    trainer = fit(TwoPhases({"epochs": 1}, {"epochs": 1}), 2)
-    assert trainer.callback_metrics.keys() == {"train/body_loss", "train/head_loss"}
 
 
 class FrozenBody(FederatedModule):

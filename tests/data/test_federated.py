@@ -314,12 +314,6 @@ def test_the_federation_itself_is_the_pooled_data() -> None:
     trainer().test(module, data, verbose=False)
 
 
-def test_fit_without_validation_data() -> None:
-    module = Linear()
-    trainer(max_epochs=1).fit(module, numbered(500, val_share=0).client(0))
-    assert module.seen
-
-
 def test_floats_reach_the_module_unchanged() -> None:
     features = torch.randn(100, 48)
     data = InMemory(features, torch.arange(100) % 10, 10, num_clients=1, partition=IID(), batch_size=100)

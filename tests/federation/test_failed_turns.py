@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 from often import FEW, mostly_slow
-from tiny import CLASSES, METHODS, Net, data_for, momentum, new_data, new_federation, new_method, same, still
+from tiny import CLASSES, METHODS, Net, data_for, momentum, new_data, new_federation, new_method, same
 from tiny_rounds import Losing
-from torch import Tensor
 
 from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
@@ -21,8 +20,7 @@ from lightning_fed.data.client_info import SERVER
 from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.methods import FedAvg, FedHM
-from lightning_fed.methods.fedhm import FedHMServer
+from lightning_fed.methods import FedAvg
 from lightning_fed.tensors import State, count_bytes
 
 WITH_COHORTS = [name for name in METHODS if name != "Cyclic"]  # whose rounds have one client
@@ -164,57 +162,6 @@ def test_the_mean_is_over_those_who_arrived(capsys: pytest.CaptureFixture[str]) 
 def test_where_nobody_is_lost_nothing_is_said() -> None:
     federation, _, _ = fit(FedAvg(Net, CLASSES, momentum), lambda turn: False, rounds=1)
     assert "round/failed_clients" not in federation.run.history[0]
-
-
-def behind(federation: Federation, ratio: float) -> dict[str, tuple[Tensor, Tensor]]:
-    """Singular values behind the rank of a ratio, before the first round and now."""
-    start, now = federation.run.model.shared_state(), federation.run.server.state
-    ranks = {"backbone.fc1.weight": round(5 * ratio), "backbone.fc2.weight": round(6 * ratio)}
-    return {
-        name: (torch.linalg.svdvals(start[name])[rank:], torch.linalg.svdvals(now[name])[rank:]) for name, rank in ranks.items()
-    }
-
-
-def test_the_previous_model_stands_in_for_a_full_size_client_that_is_lost() -> None:
-    """What lies behind the largest rank fades by the weight of full size, and stays; without anchor it is erased."""
-
-    def played(lost: Callable[[Turn], bool], anchor: str) -> Federation:
-        method = FedHM(Net, CLASSES, ratios=[1.0, 0.5, 0.5], anchor=anchor, masked=False, optimizer=still, decay=0.0)
-        return fit(method, lost, rounds=1)[0]
-
-    share = math.exp(1.0) / (math.exp(1.0) + 2 * math.exp(0.5))
-    for start, now in behind(played(fits_of(1, 0), anchor="missing_largest"), 0.5).values():
-        assert start.min() > 1e-3
-        torch.testing.assert_close(now, share * start, rtol=1e-4, atol=1e-6)
-    for _, now in behind(played(fits_of(1, 0), anchor="never"), 0.5).values():
-        torch.testing.assert_close(now, torch.zeros_like(now), rtol=0, atol=1e-6)
-    # A full-size client that arrives leaves no room for the anchor: here it sends the same model, so nothing tells the two apart.
-    stood_in, present = (played(lost, anchor="missing_largest").run.server.state for lost in (fits_of(1, 0), fits_of(1)))
-    torch.testing.assert_close(stood_in, present, rtol=1e-5, atol=1e-6)
-
-
-def test_an_anchor_stays_out_of_a_round_with_a_full_size_client() -> None:
-    states = [
-        fit(FedHM(Net, CLASSES, ratios=[1.0, 0.5], anchor=anchor, optimizer=momentum), lambda turn: False, rounds=1)[
-            0
-        ].run.server.state
-        for anchor in ("missing_largest", "never")
-    ]
-    assert same(*states)
-
-
-@pytest.mark.parametrize("weights", ["paper", "official"])
-@pytest.mark.parametrize("ratios", [[1.0, 0.5, 0.25], [0.25, 0.5, 1.0], [0.5, 1.0, 0.25]])
-@pytest.mark.parametrize("largest_is_lost", [True, False])
-def test_steep_weights_neither_overflow_nor_vanish(weights: Any, ratios: list[float], largest_is_lost: bool) -> None:
-    """All is the largest's of those who arrived, whoever that is and in whatever order they come."""
-    lost = [ratios.index(1.0)] if largest_is_lost else []
-    method = FedHM(Net, CLASSES, ratios=ratios, weights=weights, temperature=0.001, masked=False, optimizer=momentum)
-    federation, engine, _ = fit(method, fits_of(1, *lost), rounds=1)
-    server, largest = federation.run.server, ratios.index(0.5 if largest_is_lost else 1.0)
-    assert isinstance(server, FedHMServer)
-    expected = server.embed(engine.updates[1, largest])
-    torch.testing.assert_close(server.state, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_a_continued_run_knows_who_was_lost() -> None:
