@@ -1,6 +1,5 @@
 """The residual networks."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -45,12 +44,6 @@ def test_resolution_of_the_stages() -> None:
     assert model(torch.rand(2, 3, 64, 64)).shape == (2, 10)
 
 
-def test_the_first_stage_has_no_shortcut_layer() -> None:
-    names = {name for name, _ in ResNet8().named_modules()}
-    assert "stages.0.downsample.1" not in names
-    assert {"stages.1.downsample.1", "stages.2.downsample.1"} <= names
-
-
 def test_resnet_8_names_the_convolutions_of_all_blocks_but_the_first() -> None:
     names = ["stages.1.conv1", "stages.1.conv2", "stages.2.conv1", "stages.2.conv2"]
     model = ResNet8(width=0.1)
@@ -60,12 +53,6 @@ def test_resnet_8_names_the_convolutions_of_all_blocks_but_the_first() -> None:
 
 def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-
-
-@pytest.mark.parametrize("network", [ResNet8, ResNet10, ResNet18, ResNet34])
-def test_a_width_of_1_is_the_network_as_it_is(network: Callable[..., nn.Module]) -> None:
-    with torch.device("meta"):
-        assert shapes(network(7, width=1.0)) == shapes(network(7)) != shapes(network(7, width=0.5))
 
 
 def test_a_width_multiplies_the_hidden_channels_and_nothing_else() -> None:

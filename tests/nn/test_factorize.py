@@ -12,22 +12,6 @@ from lightning_fed.models import CNN1, ResNet18, ResNet34
 from lightning_fed.nn import Energy, FactorizedConv2d, FactorizedLinear, Spectrum, factorize, frobenius_decay
 
 
-@pytest.mark.parametrize(
-    ("network", "classes", "sizes"),
-    [
-        (ResNet18, 10, [11_173_962, 4_157_514, 2_209_866, 1_236_042]),
-        pytest.param(ResNet34, 100, [21_328_292, 8_401_316, 4_985_252, 3_277_220], marks=pytest.mark.slow),
-    ],
-)
-def test_the_sizes_of_table_2_of_fedhm(network: type[nn.Module], classes: int, sizes: list[int]) -> None:
-    found = []
-    for ratio in (1, 1 / 2, 1 / 4, 1 / 8):
-        model = network(classes)
-        factorize(model, model.factorizable, ratio, spectral=False)
-        found.append(sum(p.numel() for p in model.parameters()))
-    assert found == sizes
-
-
 def test_what_is_factorized() -> None:
     assert len(ResNet18().factorizable) == 14
     assert len(ResNet34().factorizable) == 18
@@ -77,11 +61,6 @@ def test_at_any_rank_the_recovered_kernel_is_what_the_pair_computes(stride: int)
     pair = FactorizedConv2d(conv, rank=3)
     x = torch.randn(2, 4, 9, 9)
     assert torch.allclose(pair(x), nn.functional.conv2d(x, pair.recover(), conv.bias, stride, 1), atol=1e-5)
-
-
-def test_a_pair_has_r_times_k_times_both_widths() -> None:
-    assert sum(p.numel() for p in FactorizedConv2d(nn.Conv2d(5, 7, 3, bias=False), 4).parameters()) == 4 * 3 * (5 + 7)
-    assert sum(p.numel() for p in FactorizedLinear(nn.Linear(5, 7, bias=False), 4).parameters()) == 4 * (5 + 7)
 
 
 @pytest.mark.parametrize(

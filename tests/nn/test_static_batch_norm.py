@@ -88,15 +88,6 @@ def test_afterwards_all_is_as_before_but_for_the_statistics(momentum: float | No
     assert changed == running_statistics(module)
 
 
-def test_afterwards_a_network_predicts_each_example_by_itself() -> None:
-    module = deep()
-    run(module)
-    module.eval()
-    together = module(X)
-    torch.testing.assert_close(torch.cat([module(x[None]) for x in X]), together)
-    assert not torch.allclose(together, module.train()(X), rtol=1e-3)
-
-
 def test_names_of_statistics() -> None:
     buffers = ("running_mean", "running_var", "num_batches_tracked")
     assert running_statistics(nn.BatchNorm1d(2)) == set(buffers)
