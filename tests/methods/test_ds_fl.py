@@ -21,7 +21,7 @@ from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import DSFL, Standalone
-from lightning_fed.methods.ds_fl import OpenServer, entropy, era
+from lightning_fed.methods.ds_fl import entropy, era
 from lightning_fed.models import Adapters
 from lightning_fed.seeding import INITIAL, PUBLIC, PUBLIC_TRAINING, SERVER_ROUND, seeded
 
@@ -39,12 +39,6 @@ def played(**options: Any) -> Federation:
     return fit(new(**options))
 
 
-def server_of(federation: Any) -> OpenServer:
-    server = federation.run.server
-    assert isinstance(server, OpenServer)
-    return server
-
-
 # ---------------------------------------------------------------------------------------------------- entropy reduction
 
 
@@ -55,29 +49,9 @@ def with_largest(value: float, classes: int = 10) -> Tensor:
     return row
 
 
-def test_rows_sum_to_one_and_keep_their_order() -> None:
-    mean = torch.rand(50, 7, dtype=torch.float64).softmax(1)
-    sharp = era(mean, 0.1)
-    torch.testing.assert_close(sharp.sum(1), torch.ones(50, dtype=torch.float64))
-    assert torch.equal(sharp.argsort(1), mean.argsort(1))
-
-
-def test_what_is_even_stays_even() -> None:
-    even = torch.full((3, 8), 1 / 8)
-    assert torch.equal(era(even, 0.1), even)
-
-
 @pytest.mark.parametrize(("largest", "sharpened"), [(0.5, 0.904), (0.9, 0.9988)])
 def test_the_largest_is_sharpened(largest: float, sharpened: float) -> None:
     assert era(with_largest(largest), 0.1)[0, 3].item() == pytest.approx(sharpened, abs=5e-4 if largest < 0.9 else 5e-5)
-
-
-def test_the_temperature_is_of_probabilities() -> None:
-    """And alive: a large one makes everything even."""
-    mean = with_largest(0.9)
-    torch.testing.assert_close(era(mean, 1e6), torch.full_like(mean, 0.1), rtol=1e-5, atol=0)
-    powers = mean.pow(1 / 0.1) / mean.pow(1 / 0.1).sum()  # what a temperature of logits would give
-    assert (era(mean, 0.1) - powers).abs().max() > 1e-4
 
 
 def test_entropy_may_rise() -> None:
@@ -145,19 +119,6 @@ def test_without_distillation_it_is_standalone_bit_for_bit() -> None:
     ours, theirs = played(distill_epochs=0), fit(Standalone([Net, WideNet], CLASSES, momentum), with_public())
     assert same_states(private_states(ours), private_states(theirs))
     assert "server/steps" not in ours.run.history[-1]
-
-
-@pytest.mark.often(1)
-@pytest.mark.parametrize("rounds", [4, 1])
-def test_the_orders_are_one_for_who_never_stays_away(rounds: int) -> None:
-    """Up to when it is measured: of consecutive turns each distils what came of the one before. All examples are in one batch, so
-    that their order makes no difference.
-    """
-    options = {"distill_batch_size": 50, "distill_optimizer": partial(torch.optim.SGD, lr=0.1)}
-    ends = [fit(new(order=order, **options), rounds=rounds).run for order in ("train_then_distill", "distill_then_train")]
-    torch.testing.assert_close(ends[1].server.state, ends[0].server.state, rtol=1e-4, atol=1e-5)
-    now, later = (run.store.get(0)["backbone.fc1.weight"] for run in ends)
-    assert (now - later).abs().max() > 1e-4  # what it learns in the end, it has not learned yet
 
 
 def test_the_orders_differ_for_who_stays_away() -> None:

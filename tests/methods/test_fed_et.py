@@ -53,24 +53,6 @@ def logits(clients: int = 5, examples: int = 40) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- what they agree on
 
 
-def test_sureness_sums_to_one_and_ignores_a_constant() -> None:
-    said = logits()
-    weights = confidence_weights(said, "logits")
-    torch.testing.assert_close(weights.sum(0), torch.ones(40, dtype=torch.float64))
-    shifted = said + torch.arange(5.0)[:, None, None]
-    torch.testing.assert_close(confidence_weights(shifted, "logits"), weights)
-    torch.testing.assert_close(confidence_weights(said.log_softmax(2), "logits"), weights)  # which is no other confidence
-    unbiased = said.var(2)
-    torch.testing.assert_close(unbiased / unbiased.sum(0), weights)
-
-
-def test_sureness_of_probabilities_does_not_grow_with_what_is_certain() -> None:
-    """Logits three times as large are nine times as sure; of what is certain already nothing can become surer."""
-    said = torch.tensor([[[9.0, 0.0, 0.0]], [[27.0, 0.0, 0.0]]], dtype=torch.float64)
-    torch.testing.assert_close(confidence_weights(said, "logits")[:, 0], torch.tensor([0.1, 0.9], dtype=torch.float64))
-    torch.testing.assert_close(confidence_weights(said, "probabilities")[:, 0], torch.full((2,), 0.5).double(), rtol=1e-3, atol=0)
-
-
 def test_who_agree_have_no_others() -> None:
     """Not even nearly: there is nothing that is divided by zero."""
     same_for_all = logits(1).expand(5, -1, -1)

@@ -76,19 +76,6 @@ def test_weights_are_those_of_the_paper(models: list[Tensor], tmp_path: Path) ->
     torch.testing.assert_close(off, off.T, rtol=1e-12, atol=0)
 
 
-def test_without_a_step_everybody_keeps_its_own(models: list[Tensor], tmp_path: Path) -> None:
-    server = new_server(models, tmp_path, alpha=0.0)
-    assert torch.equal(xi(server), torch.eye(5, dtype=torch.float64))
-    assert all(torch.equal(cloud, model) for cloud, model in zip(clouds(server), models, strict=True))
-
-
-def test_with_a_wide_scale_clouds_are_the_plain_mean(models: list[Tensor], tmp_path: Path) -> None:
-    """σ → ∞ with α = σ / N."""
-    server = new_server(models, tmp_path, sigma=1e12, alpha=1e12 / 5)
-    for cloud in clouds(server):
-        torch.testing.assert_close(cloud, torch.stack(models).mean(dim=0))
-
-
 @pytest.mark.parametrize("alpha", [0.5, 1e4])
 def test_equal_models_stay_bit_for_bit(models: list[Tensor], tmp_path: Path, alpha: float) -> None:
     """However far from 0 the weights are."""

@@ -36,16 +36,6 @@ def test_without_alignment_and_weighted_by_examples_it_is_fedper_bit_for_bit() -
     ]
 
 
-def test_in_its_first_turn_a_client_is_fedpers() -> None:
-    """There is nothing yet to align with; what it says beside the body is the trace."""
-    ours, theirs = Recording(), Recording()
-    fit(FedAS(NoisyNet, CLASSES, optimizer=momentum), engine=ours, rounds=1)
-    fit(FedPer(NoisyNet, CLASSES, optimizer=momentum), engine=theirs, rounds=1)
-    for own, other in zip(ours.trained, theirs.trained, strict=True):
-        assert own.state.pop(FISHER) > 0
-        assert same(own.state, other.state)
-
-
 def classes_apart(features: Tensor, means: dict[int, Tensor], y: Tensor) -> Tensor:
     """Class after class, the mean over examples and dimensions."""
     labels = [int(label) for label in y.unique()]

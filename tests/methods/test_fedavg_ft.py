@@ -65,16 +65,6 @@ def test_measured_again_it_is_the_same() -> None:
     assert continued.run.results == first
 
 
-def test_it_improves_on_the_global_model_of_each_client() -> None:
-    """On data on which the clients' tasks differ: that is what it is for."""
-    data = new_data(3, 300)
-    tuned, plain = (
-        fit(FedAvg(Net, CLASSES, momentum, fine_tuning=FineTuning(epochs=epochs)), data, rounds=1) for epochs in (20, 0)
-    )
-    column = "after/test_accuracy/mean"
-    assert tuned.run.history[-1][column] > plain.run.history[-1][column]
-
-
 def test_nothing_of_it_is_kept() -> None:
     """Neither in the store, nor in what the next turn begins with, nor in a checkpoint."""
     federation = fit(FedAvgFT(Net, CLASSES, optimizer=momentum), run_dir="runs")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from tiny import CLASSES, INFO, Net, NoisyNet, Recording, momentum, new_data, private_states, same
 from tiny_loops import batches, fixed, mean_of, step
-from tiny_rounds import UniformFedAvg, fit
+from tiny_rounds import fit
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -98,34 +98,6 @@ def test_fine_tuning_leaves_nothing_behind() -> None:
     assert runs[0].results != runs[1].results
     seldom = fit(babu(NoisyNet, CLASSES, fine_tuning=tunings[1]), evaluate_every=0).run
     assert seldom.results == runs[1].results
-
-
-def test_without_fine_tuning_clients_are_measured_under_the_initial_head() -> None:
-    data = new_data(3, 120)
-    federation = fit(babu(Net, CLASSES, fine_tuning=FineTuning(epochs=0)), data)
-    network = Net(CLASSES)
-    network.load_state_dict({n.removeprefix("backbone."): t for n, t in federation.run.server.state_dict().items()}, strict=False)
-    network.head.load_state_dict(federation.run.model.initial_head.state_dict())
-    for client in range(3):
-        own = data.client(client)
-        x, y = own.data[own.splits[2]]
-        accuracy = (network(x).argmax(dim=1) == y).float().mean().item()
-        assert federation.run.results[client]["test/accuracy"] == accuracy
-
-
-class Thawed(FedBABU):
-    """A head that learns and travels: FedAvg."""
-
-    recomputed_buffers = UniformFedAvg.recomputed_buffers
-    load_shared_state = UniformFedAvg.load_shared_state
-    phases = UniformFedAvg.phases
-
-
-def test_with_a_head_that_learns_and_travels_it_is_fedavg() -> None:
-    ours = fit(Thawed(NoisyNet, CLASSES, optimizer=momentum, fine_tuning=FineTuning(epochs=0)))
-    theirs = fit(UniformFedAvg(NoisyNet, CLASSES, momentum))
-    assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
-    assert not same(body(fit(babu(NoisyNet, CLASSES)).run.server.state_dict()), body(theirs.run.server.state_dict()))
 
 
 def test_an_export_has_the_head_and_it_is_the_initial_one_for_the_server() -> None:

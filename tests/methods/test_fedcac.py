@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny import CLASSES, INFO, Net, NoisyNet, Recording, momentum, new_data, same, server_client_states, sgd
 from tiny_loops import learn, turn_of
-from tiny_rounds import UniformFedAvg, assert_same_runs, fit, with_storage
+from tiny_rounds import assert_same_runs, fit, with_storage
 from torch import Tensor
 
 import lightning_fed.core.client_state
@@ -80,22 +80,11 @@ def test_threshold_and_collaborators_are_those_of_the_paper(masks: Tensor, t: in
         assert torch.equal(found, torch.eye(5, dtype=torch.bool))
 
 
-def test_the_threshold_never_falls(masks: Tensor) -> None:
-    thresholds = [overlap_threshold(masks_to_common(masks), Fraction(t, 7)) for t in range(1, 20)]
-    assert thresholds == sorted(thresholds)
-    assert len(set(thresholds)) == len(thresholds)
-
-
 def test_equal_masks_always_collaborate() -> None:
     common = masks_to_common((torch.rand(60) < 0.4).expand(4, -1))
     for t in (1, 100, 10_000):
         assert overlap_threshold(common, Fraction(t, 100)) == 1
         assert collaborators(common, Fraction(t, 100)).all()
-
-
-def test_masks_apart_do_not_overlap() -> None:
-    common = masks_to_common(torch.eye(3, dtype=torch.bool).repeat_interleave(4, dim=1))
-    assert overlap_threshold(common, Fraction(1, 2)) == 0
 
 
 def test_who_has_nothing_critical_has_no_overlap_of_its_own() -> None:
@@ -154,24 +143,6 @@ def test_what_a_client_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blo
 def test_with_nothing_critical_it_is_fedavg_bit_for_bit(participation: float) -> None:
     ours, theirs = FedCAC(Net, CLASSES, 0.0, optimizer=momentum, epochs=2), FedAvg(Net, CLASSES, momentum, epochs=2)
     assert_same_runs(ours, theirs, "server", "results", rounds=3, participation=participation)
-
-
-class Linear(Net):
-    """Of whose parameters all move."""
-
-    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
-        return self.fc2(self.fc1(x.flatten(1)))
-
-
-@pytest.mark.often(1)
-@pytest.mark.parametrize("beta", [1, 100])
-def test_where_all_entries_move_tau_1_is_fedavg_with_equal_weights(beta: int) -> None:
-    """Equal masks: everybody collaborates for every t, and the plain mean is what all get."""
-    ours = fit(FedCAC(Linear, CLASSES, 1.0, beta, optimizer=sgd))
-    theirs = fit(UniformFedAvg(Linear, CLASSES, sgd))
-    assert [row["server/collaborators"] for row in ours.run.history] == [2, 2, 2]
-    for client in range(3):
-        torch.testing.assert_close(ours.client_module(client).shared_state(), theirs.run.server.state_dict(), rtol=1e-5, atol=1e-6)
 
 
 def test_after_round_beta_critical_entries_are_the_clients_own_bit_for_bit() -> None:

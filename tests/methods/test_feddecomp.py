@@ -40,12 +40,6 @@ def test_without_lora_epochs_it_is_fedavg(network: Any, variant: str) -> None:
     assert ours.run.results == theirs.run.results
 
 
-def test_without_global_epochs_the_full_rank_part_stays() -> None:
-    federation = fit(FedDecomp(Net, CLASSES, lora_epochs=2, global_epochs=0, optimizer=momentum))
-    fewer = fit(FedDecomp(Net, CLASSES, lora_epochs=1, global_epochs=0, optimizer=momentum), rounds=1)
-    assert same(federation.run.server.state_dict(), fewer.run.server.state_dict())
-
-
 def test_each_phase_leaves_the_other_part_bit_identical() -> None:
     moved = phases_of(FedDecomp(Net, CLASSES, optimizer=momentum))
     assert list(moved) == ["low_rank", "full_rank"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import CLASSES, Net, infos, momentum, new_data, same, still
+from tiny import CLASSES, Net, infos, new_data, same, still
 from tiny_loops import step, stripped
 from tiny_rounds import at_start, fit
 from torch import Tensor, nn
@@ -103,21 +103,6 @@ def test_clients_of_a_rank_move_a_layer_within_twice_it(ratio: float, participan
         bound = (1 + len(participants)) * rank
         assert bound < len(values)
         assert values[bound:].max() < 1e-5 * values[0] < values[bound - 1]
-
-
-@pytest.mark.often(1)
-@pytest.mark.parametrize("masked", [True, False])
-def test_with_full_size_clients_alone_it_is_fedavg(masked: bool) -> None:
-    """To the last bit but one: w + (h - w) is rounded once, in float64, before it is stored in float32."""
-    data = new_data(3, 240)
-    ours, theirs = (
-        fit(kind(Net, CLASSES, ratios=[1.0], masked=masked, optimizer=momentum), data, rounds=1, participation=0.7)
-        for kind in (FedHMDelta, FedHM)
-    )
-    for name, tensor in theirs.run.server.state_dict().items():
-        found = ours.run.server.state_dict()[name]
-        assert (found - tensor).abs().max() <= torch.finfo(torch.float32).eps * tensor.abs().max()
-        assert not torch.equal(tensor, theirs.run.model.shared_state()[name])
 
 
 # ----------------------------------------------------------------------------------------------------------- what is averaged
@@ -244,6 +229,3 @@ def test_the_energy_of_what_ranks_keep_is_reported(kind: type[FedHM], network: A
 def test_where_everybody_has_the_whole_there_is_no_tail() -> None:
     server = server_of(2, ratios=[1.0])
     assert server.aggregate([moved(server, client) for client in range(2)]) == {}
-
-
-# ------------------------------------------------------------------------------------------------------------------ the run

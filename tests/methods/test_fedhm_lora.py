@@ -184,18 +184,6 @@ def test_the_global_model_is_the_network_with_the_changes_added(lora_alpha: floa
 # ------------------------------------------------------------------------------------------------------------ aggregation
 
 
-def test_one_client_gets_back_what_it_sent() -> None:
-    server = server_of(1, ranks=[3])
-    [update] = updates_of(server)
-    server.aggregate([update])
-    for name, change in fused_changes(update.state).items():
-        assert torch.equal(server.state[name], change.float())
-    sent = server.broadcast(clients(1)[0]).state
-    for name, change in fused_changes(sent).items():
-        torch.testing.assert_close(change.float(), server.state[name], rtol=1e-5, atol=1e-5)
-    assert torch.equal(sent[BIAS], update.state[BIAS])
-
-
 def test_at_full_rank_with_equal_weights_the_changes_are_averaged_exactly() -> None:
     server = server_of(3, ranks=[WIDTH], weights="uniform")
     updates = updates_of(server)
@@ -206,16 +194,6 @@ def test_at_full_rank_with_equal_weights_the_changes_are_averaged_exactly() -> N
         torch.testing.assert_close(server.state[name], mean.float(), rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(change, mean, rtol=1e-5, atol=1e-5)
     assert metrics == {"server/energy_rank_8": pytest.approx(1, abs=1e-6), "server/energy_tail": pytest.approx(0, abs=1e-6)}
-
-
-def test_products_are_averaged_and_not_factors() -> None:
-    server = server_of(2, ranks=[2])
-    updates = updates_of(server)
-    server.aggregate(updates)
-    factors = {name: sum(update.state[name] for update in updates) / 2 for name in updates[0].state}
-    name, change = f"{OUTPUT}.change", change_of(factors, OUTPUT).float()
-    assert torch.linalg.matrix_rank(server.state[name]) == 4
-    assert torch.linalg.matrix_rank(change) == 2
 
 
 def shares(cohort: list[int], **options: Any) -> list[float]:

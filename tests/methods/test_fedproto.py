@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import CLASSES, Net, NoisyNet, Recording, WideNet, momentum, new_data, photos, private_states, same, same_states
+from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, photos, private_states, same, same_states
 from tiny_loops import batches, drawn, step, stripped
 from tiny_rounds import changing_state, fit
 from torch import Tensor, nn
@@ -121,12 +121,6 @@ def test_without_the_term_it_is_standalone_and_prototypes_flow_all_the_same(sour
     for client, results in theirs.run.results.items():
         assert results.items() <= ours.run.results[client].items()
     assert prototypes(ours)
-
-
-def test_of_one_client_they_are_its_own() -> None:
-    engine = Recording()
-    federation = fit(FedProto(Net, CLASSES, optimizer=momentum), new_data(1, 60), engine=engine)
-    assert torch.equal(torch.stack(list(prototypes(federation).values())), engine.trained[-1].state[ROWS])
 
 
 # --------------------------------------------------------------------------------------------------------- the prototypes

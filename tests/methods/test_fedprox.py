@@ -5,16 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from often import mostly_slow
 from tiny import CLASSES, INFO, Net, NoisyNet, momentum, new_data, new_trainer, same, sgd, without_seconds
 from tiny_rounds import fit
 from torch import Tensor
 
-from lightning_fed.core.messages import Broadcast
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.methods import FedAvg, FedProx
-from lightning_fed.tensors import count_bytes
 
 
 def received(model: FederatedModule) -> FederatedModule:
@@ -34,16 +31,6 @@ def test_without_the_term_it_is_fedavg_bit_for_bit() -> None:
     assert without_seconds(ours.run.history) == without_seconds(theirs.run.history)
 
 
-@pytest.mark.parametrize("mu", mostly_slow([0.01, 1.0, 100.0], often={1.0}))
-def test_with_one_local_step_it_is_fedavg_bit_for_bit(mu: float) -> None:
-    """Where a round starts the gradient of the term is zero."""
-    ours, theirs = (
-        fit(model, new_data(3, 120, batch_size=1000), rounds=3)
-        for model in (FedProx(NoisyNet, CLASSES, mu, optimizer=sgd), FedAvg(NoisyNet, CLASSES, sgd))
-    )
-    assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
-
-
 def test_the_gradient_that_is_added_is_mu_times_the_drift() -> None:
     module, batch = received(FedProx(Net, CLASSES, 0.7)), (torch.randn(8, 3, 4, 4), torch.arange(8) % CLASSES)
     start = {name: p.detach().clone() for name, p in module.named_parameters()}
@@ -56,14 +43,6 @@ def test_the_gradient_that_is_added_is_mu_times_the_drift() -> None:
     added = torch.autograd.grad(module.phase.penalty(), list(own.values()))
     for (name, parameter), gradient in zip(own.items(), added, strict=True):
         torch.testing.assert_close(gradient, 0.7 * (parameter.detach() - start[name]), rtol=1e-4, atol=1e-5)
-
-
-def test_the_start_is_taken_once_per_round_not_per_epoch() -> None:
-    module = FedProx(Net, CLASSES, 0.5, optimizer=sgd, epochs=3).for_client(INFO)
-    start = {name: p.detach().clone() for name, p in module.named_parameters()}
-    new_trainer(**QUIET, max_epochs=3, limit_val_batches=0).fit(module, datamodule=new_data().client(1))
-    assert all(torch.equal(tensor, start[name]) for name, tensor in module.global_parameters.items())
-    assert not any(torch.equal(p, start[name]) for name, p in module.named_parameters())
 
 
 class Quadratic(FedProx):
@@ -98,15 +77,6 @@ def test_only_what_learns_is_held() -> None:
     parameters = {name for name, _ in module.named_parameters()}
     assert set(module.global_parameters) == parameters - {"backbone.fc1.weight", "backbone.fc1.bias"}
     assert not any("received" in name for name in module.state_dict())
-
-
-def test_what_travels_is_fedavgs() -> None:
-    ours, theirs = FedProx(NoisyNet, CLASSES).for_client(INFO), FedAvg(NoisyNet, CLASSES).for_client(INFO)
-    assert ours.update_state().keys() == theirs.update_state().keys()
-    assert count_bytes(ours.update_state()) == count_bytes(theirs.update_state())
-    assert not ours.private_state()
-    ours.load_broadcast(Broadcast(theirs.update_state()))
-    assert same(ours.shared_state(), theirs.shared_state())
 
 
 def test_a_new_fit_of_a_trained_module_starts_from_where_it_is() -> None:

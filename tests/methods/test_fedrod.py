@@ -37,16 +37,6 @@ def test_without_balancing_the_generic_model_is_fedavgs() -> None:
     assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
 
 
-def test_with_equal_counts_balancing_changes_nothing() -> None:
-    """Adding the same number to every logit leaves the softmax as it is."""
-    module = FedRoD(Net, CLASSES).for_client(INFO)
-    object.__setattr__(module.client, "label_counts", (7,) * CLASSES)
-    x, y = batch()
-    generic = module.backbone(x)
-    personal = generic.detach() + module.personal_logits(module.backbone.encode(x).detach())
-    assert torch.allclose(module.client_loss((x, y)), cross_entropy(generic, y) + cross_entropy(personal, y), atol=1e-6)
-
-
 @pytest.mark.parametrize("kind", ["linear", "hyper"])
 def test_in_double_precision_the_prior_is_double_too(kind: str) -> None:
     module = FedRoD(Net, CLASSES, personal_head=kind).for_client(INFO).double()
@@ -74,15 +64,6 @@ def test_the_personal_loss_reaches_the_personal_head_alone(kind: str) -> None:
     for one, other in zip(found, torch.autograd.grad(cross_entropy(module.backbone(x), y), shared), strict=False):
         torch.testing.assert_close(one, other)
     assert any(gradient.any() for gradient in found[len(shared) :])
-
-
-def test_the_generic_model_does_not_notice_the_personal_head() -> None:
-    class Without(FedRoD):
-        def personal_logits(self, features: Tensor) -> Tensor:
-            return super().personal_logits(features).detach() * 0 + self.personal.bias * 0
-
-    ours, theirs = (fit(method(fixed(Net), CLASSES, optimizer=sgd), rounds=2) for method in (FedRoD, Without))
-    assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
 
 
 def test_the_loss_that_is_logged_is_the_mean_of_the_two() -> None:
@@ -133,17 +114,6 @@ def test_absent_classes_leave_the_softmax_and_make_no_nan(gamma: float) -> None:
     present = module.backbone(x)[:, [0, 3]] + gamma * torch.tensor([5.0, 3.0]).log()
     expected = cross_entropy(present, torch.tensor([0, 1] * 4)) + cross_entropy(module(x), y)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
-
-
-def test_the_hypernetwork_gives_a_head_to_a_client_that_never_trained() -> None:
-    data = new_data(3, 120)
-    federation = new_federation(1)
-    federation.fit(FedRoD(Net, CLASSES, personal_head="hyper", optimizer=sgd), data)
-    one, other = federation.client_module(0), federation.client_module(1)
-    features = torch.randn(2, 6)
-    assert same(one.shared_state(), other.shared_state())
-    if one.client.label_counts != other.client.label_counts:
-        assert not torch.equal(one.personal_logits(features), other.personal_logits(features))
 
 
 def test_without_label_counts_it_says_what_it_needs() -> None:

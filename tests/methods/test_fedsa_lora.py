@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import Recording, Shuffled, new_texts, private_states, same
+from tiny import Recording, new_texts, private_states, same
 from tiny_adapters import WIDTH, A, B, fit, mean_of, method_of, of_factor, one_batch, sgd
-from torch import nn
 
 from lightning_fed.core.phased_module import MOMENTS
 from lightning_fed.errors import FederationError
@@ -71,24 +70,6 @@ def test_the_first_step_leaves_a_where_it_was() -> None:
     first, second = (engine.fits(r)[0][0].broadcast.state for r in (1, 2))
     assert same(first, second)
     assert not same(federation.run.server.state, second)
-
-
-class Leaking(FedSALoRA):
-    """What a client should keep stays in the module, for the next one."""
-
-    def private_names(self) -> set[str]:
-        return set()
-
-    def trainable(self) -> list[nn.Parameter]:
-        return [p for name, p in self.named_parameters() if name not in self.frozen_names]
-
-
-@pytest.mark.often(1)
-@pytest.mark.parametrize(("method", "alike"), [(FedSALoRA, True), (Leaking, False)])
-def test_nobody_goes_on_with_the_b_of_somebody_else(method: type[FedSALoRA], alike: bool) -> None:
-    """Else it would matter who comes first."""
-    one, other = (fit(method_of(method), engine=engine) for engine in (None, Shuffled()))
-    assert same(one.run.server.state_dict(), other.run.server.state_dict()) == alike
 
 
 def test_who_has_never_trained_has_the_pretrained_network() -> None:

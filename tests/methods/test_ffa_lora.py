@@ -20,13 +20,11 @@ from tiny_adapters import (
     method_of,
     network,
     of_factor,
-    of_size,
     one_batch,
     products,
     sgd,
 )
 
-from lightning_fed.core import ClientUpdate
 from lightning_fed.engines import Processes
 from lightning_fed.methods import CentralizedLoRA, FFALoRA, HOMLoRA
 from lightning_fed.models.adapters import COMMON
@@ -59,18 +57,6 @@ def test_a_is_the_same_in_every_process(two_workers: Processes) -> None:
     assert same(one.run.server.state_dict(), two.run.server.state_dict())
     for client in range(3):
         assert same(dict(one.client_module(client).state_dict()), dict(two.client_module(client).state_dict()))
-
-
-def test_the_mean_is_exact() -> None:
-    """A = (1, 2), B_1 = (2, 0), B_2 = (0, 4): both ways are [[1, 2], [2, 4]]."""
-    method = method_of(FFALoRA, r=1)
-    method.configure_model()
-    server = method.configure_server([])
-    a = of_size([[1, 2]], 1, WIDTH)
-    both = [of_size([[2], [0]], WIDTH, 1), of_size([[0], [4]], WIDTH, 1)]
-    server.aggregate(ClientUpdate(k, 5 + k, dict(server.state) | {B: b}) for k, b in enumerate(both))
-    assert torch.equal(server.state[B] @ a, of_size([[1, 2], [2, 4]], WIDTH, WIDTH))
-    assert torch.equal(server.state[B] @ a, (both[0] @ a + both[1] @ a) / 2)
 
 
 @pytest.mark.parametrize(("method", "exact"), [(FFALoRA, True), (HOMLoRA, False)])
@@ -116,12 +102,6 @@ def test_a_step_each_is_one_step_on_everybodys_data() -> None:
     assert_close(many.run.server.state, pooled.run.server.state, atol=1e-12)
     uniform = fit(method_of(FFALoRA, **options), one_batch(3), rounds=3, trainer=double)
     assert not torch.allclose(uniform.run.server.state[B], pooled.run.server.state[B], rtol=0, atol=1e-6)
-
-
-def test_one_client_trains_on() -> None:
-    """Two rounds of three steps are one of six."""
-    one, two = (fit(method_of(FFALoRA, steps=6 // r), one_batch(1), r, trainer=double) for r in (1, 2))
-    assert_close(two.run.server.state, one.run.server.state, atol=1e-12)
 
 
 def test_only_a_head_and_b_have_moments() -> None:

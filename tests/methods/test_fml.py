@@ -97,22 +97,6 @@ def test_beta_1_is_fedavg_of_the_meme_bit_for_bit(alpha: float) -> None:
         assert all(same(private_states(ours)[client], state) for client, state in alone.items())
 
 
-def gradients(module: FML, targets: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Of the personal network and of the meme."""
-    own, meme = list(module.backbone.parameters()), list(module.shared.parameters())
-    found = torch.autograd.grad(module.client_loss((X, targets)), [*own, *meme])
-    return list(found[: len(own)]), list(found[len(own) :])
-
-
-def test_alpha_0_does_not_look_at_labels() -> None:
-    """A step of the personal network; the meme's does, in which there are some."""
-    module = FML(Net, CLASSES, WideNet, alpha=0, beta=0.5).for_client(INFO)
-    (own, meme), (own_too, meme_too) = gradients(module, Y), gradients(module, Y.flip(0))
-    assert all(map(torch.equal, own, own_too))
-    assert not any(map(torch.equal, meme, meme_too))
-    assert all(gradient.any() for gradient in own)
-
-
 # ------------------------------------------------------------------------------------------------------------- the loss
 
 
@@ -153,11 +137,6 @@ def test_the_shared_network_draws_anew_in_each_step() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- what is private
-
-
-def test_the_personal_network_predicts() -> None:
-    module = FML(Net, CLASSES, WideNet).for_client(INFO)
-    assert torch.equal(module(X), module.backbone(X))
 
 
 def test_the_meme_is_the_first_network_unless_it_is_named() -> None:

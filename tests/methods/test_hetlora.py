@@ -14,13 +14,12 @@ from torch.nn.functional import cross_entropy
 
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.core.phased_module import MOMENTS
-from lightning_fed.core.server import Server
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import HETLoRA
-from lightning_fed.methods.hetlora import HETLoRAServer, adapter_norm, padded_like, truncated
+from lightning_fed.methods.hetlora import HETLoRAServer, padded_like, truncated
 from lightning_fed.models.adapters import COMMON
 from lightning_fed.tensors import State
 
@@ -123,18 +122,6 @@ def test_scaling_is_the_same_for_every_rank() -> None:
 # ----------------------------------------------------------------------------------------------------------------- server
 
 
-def test_equal_norms_give_homloras_mean() -> None:
-    server = server_of(3, r_min=6)
-    updates = updates_of(server)
-    for update in updates:
-        norm = explicit_norm(update.state)
-        update.state.update({name: tensor / norm for name, tensor in update.state.items() if "lora_B" in name})
-    homlora = Server(dict(server.state), "uniform")
-    server.aggregate(iter(updates))
-    homlora.aggregate(iter(updates))
-    assert_state(server.state, homlora.state)
-
-
 def test_unequal_ranks_are_padded_with_zeros() -> None:
     """Where few clients have a rank, it fades: the weights are not normalized over those that have it."""
     server = server_of(4)
@@ -158,21 +145,6 @@ def test_the_first_round_without_products_has_equal_weights() -> None:
     server.aggregate(iter(updates))
     assert_state(server.state, weighted([update.state for update in updates], [1, 1, 1]))
     assert server.state[A].any()
-
-
-def test_a_client_without_product_has_no_weight_once_others_have_one() -> None:
-    server = server_of(3)
-    updates = updates_of(server)
-    updates[0].state.update({name: torch.zeros_like(t) for name, t in updates[0].state.items() if "lora_B" in name})
-    server.aggregate(iter(updates))
-    states = [update.state for update in updates]
-    assert_state(server.state, weighted(states, [0.0, *map(explicit_norm, states[1:])]))
-
-
-def test_the_norm_needs_no_products() -> None:
-    for rank in (1, 3, 6):
-        state = filled(truncated(server_of(1).state, rank))
-        assert adapter_norm(state) == pytest.approx(explicit_norm(state), rel=1e-5)
 
 
 def test_what_is_padded_and_truncated_is_as_before() -> None:

@@ -18,7 +18,6 @@ from tiny import (
     new_federation,
     new_method,
     new_texts,
-    new_trainer,
     private_states,
     same,
     tiny_transformer,
@@ -335,32 +334,6 @@ def test_a_head_that_is_not_trained_stays_as_it_was_drawn() -> None:
     assert all(same({name: module.state_dict()[name] for name in heads}, drawn) for module in modules)
     trained = federation.client_module(0).state_dict()
     assert all(trained[name].any() for name in trained if ".lora_B." in name)
-
-
-def matthews(guesses: Tensor, labels: Tensor) -> float:
-    """The multi-class correlation of Gorodkin (2004), from indicator vectors."""
-    x, y = (torch.nn.functional.one_hot(which, CLASSES).double() for which in (guesses, labels))
-    x, y = x - x.mean(dim=0), y - y.mean(dim=0)
-    norm = ((x * x).sum() * (y * y).sum()).sqrt()
-    return 0.0 if norm == 0 else ((x * y).sum() / norm).item()
-
-
-def test_matthews_correlation_is_the_headline_if_asked_for() -> None:
-    federation = fit(noting(metric="matthews"), new_texts(3, 150, test_share=0.4), trainer=new_trainer)
-    assert federation.run.metric == "matthews"
-    expected = []
-    for client in range(3):
-        module, data = federation.client_module(client).eval(), federation.run.data.client(client)
-        inputs, labels = data.data[data.splits[2]]
-        guesses = module(inputs).argmax(dim=1)
-        expected.append(matthews(guesses, labels))
-        assert federation.run.results[client]["test/matthews"] == pytest.approx(expected[-1], abs=1e-5)
-        assert federation.run.results[client]["test/accuracy"] == pytest.approx((guesses == labels).float().mean().item())
-    assert any(expected)
-    last = federation.run.history[-1]
-    assert last["after/test_matthews/mean"] == pytest.approx(sum(expected) / 3, abs=1e-5)
-    assert last["selected/test_matthews"] == last["after/test_matthews/mean"]
-    assert "test/matthews" not in fit(noting(), new_texts(2, 60), rounds=1).run.results[0]
 
 
 # ------------------------------------------------------------------------------------------------------- where it comes from

@@ -35,20 +35,6 @@ def test_without_the_term_it_is_fedavg_bit_for_bit() -> None:
     assert_same_runs(ours, theirs, "server", rounds=2)
 
 
-def test_the_first_turn_of_every_client_is_fedavgs_bit_for_bit() -> None:
-    """With several steps, batch norm and dropout; the loss has log 2 besides. In the second turn there is a last model."""
-    ours, theirs = (
-        fit(model, rounds=2, participation=0.7) for model in (moon(NoisyNet, CLASSES), FedAvg(NoisyNet, CLASSES, momentum))
-    )
-    losses = [[row["train/local_loss"] for row in each.run.history] for each in (ours, theirs)]
-    assert losses[0][0] == pytest.approx(losses[1][0] + MU * math.log(2), rel=1e-5)
-    engines = [Recording(), Recording()]
-    for model, engine in zip((moon(NoisyNet, CLASSES), FedAvg(NoisyNet, CLASSES, momentum)), engines, strict=True):
-        fit(model, rounds=1, engine=engine)
-    assert all(same(one.state, other.state) for one, other in zip(engines[0].trained, engines[1].trained, strict=True))
-    assert not same(ours.run.server.state_dict(), theirs.run.server.state_dict())
-
-
 def test_what_stays_is_the_last_model_and_who_is_absent_keeps_it() -> None:
     engine = Recording()
     federation = fit(moon(NoisyNet, CLASSES), rounds=3, participation=0.7, engine=engine)

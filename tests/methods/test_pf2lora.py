@@ -1,6 +1,6 @@
 """PF2LoRA: its gradients against formulas written out here, and what stays with a client."""
 
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,7 +8,6 @@ import torch
 from often import mostly_slow
 from tiny import (
     CLASSES,
-    Recording,
     distance,
     made_precise,
     new_federation,
@@ -24,7 +23,6 @@ from tiny_adapters import adam, network
 from tiny_loops import gradient_of, grads, loss_at
 from torch import Tensor
 
-from lightning_fed.core.module import FederatedModule
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import HOMLoRA, PF2LoRA
@@ -295,16 +293,6 @@ def test_without_a_private_step_it_is_homlora_on_the_outer_batches(hypergradient
     assert any((start[name] - tensor).abs().max() > 0.01 for name, tensor in states[1].items())
 
 
-@cache
-def recorded() -> tuple[Federation, Recording]:
-    """Two rounds of four clients; the private adapter has the shapes of the common one, so that tensors can be compared."""
-    engine = Recording()
-    federation = new_federation(2, engine=engine, evaluate_every=0)
-    method = PF2LoRA(network, CLASSES, r=3, client_r=3, client_lr=0.1, optimizer=adam, steps=3)
-    federation.fit(method, new_texts(4, 160))
-    return federation, engine
-
-
 def test_the_private_share_is_that_of_the_products_norms() -> None:
     module = module_of()
     state = module.state_dict()
@@ -341,21 +329,6 @@ def adapters(federation: Federation) -> list[State]:
         {name: t for name, t in state.items() if f".{CLIENT}." in name and not name.startswith("optimizer/")}
         for state in private_states(federation).values()
     ]
-
-
-def test_after_a_round_all_have_one_common_adapter_and_their_own_private_one() -> None:
-    federation, _ = recorded()
-    modules: list[FederatedModule] = [federation.client_module(client) for client in range(4)]
-    private = adapters(federation)
-    assert len(private) == 4
-    for client, module in enumerate(modules):
-        assert same(module.shared_state(), federation.run.server.state_dict())
-        state = module.state_dict()
-        assert same({name: state[name] for name in private[client]}, private[client])
-        initial = federation.run.model.for_client(federation.run.clients[client], federation.seed).private_state()
-        for name, tensor in private[client].items():
-            assert not torch.equal(tensor, initial[name])
-            assert not any(torch.equal(tensor, other[name]) for other in private[:client])
 
 
 def test_neither_clipping_nor_the_optimizer_touch_the_private_adapter() -> None:

@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_trainer, photos, same, sgd
+from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_trainer, photos, same
 from tiny_loops import batches, drawn, step
 from tiny_rounds import assert_same_runs, fit
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.core.messages import ClientUpdate
-from lightning_fed.core.server import Server
 from lightning_fed.data import InMemory
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines.turn_loop import QUIET
@@ -80,31 +78,6 @@ def test_mu_1_is_standalone_bit_for_bit(adapter: Any) -> None:
     assert_same_runs(ours, alone, "clients", "results", data=new_data(), rounds=3, participation=0.5)
 
 
-def test_mu_0_leaves_the_header_where_it_was() -> None:
-    data = new_data()
-    federation = fit(PFedLoRA(Net, CLASSES, mu=0, optimizer=sgd), data, rounds=2)
-    for client in data.clients:
-        before, after = federation.run.model.for_client(client).private_state(), federation.run.store.get(client.id)
-        moved = {name for name in before if not torch.equal(before[name], after[name])}
-        assert moved == before.keys() - {"backbone.head.weight", "backbone.head.bias"}
-
-
-def test_one_client_of_one_is_not_averaged() -> None:
-    sent: list[ClientUpdate] = []
-
-    class Noting(Server):
-        def aggregate(self, updates: Any) -> dict[str, float]:
-            sent[:] = list(updates)
-            return super().aggregate(sent)
-
-    class NotingMethod(PFedLoRA):
-        def configure_server(self, *args: Any) -> Server:
-            return Noting(self.shared_state())
-
-    federation = fit(NotingMethod(Net, CLASSES), new_data(1), rounds=2)
-    assert same(federation.run.server.state_dict(), sent[0].state)
-
-
 # --------------------------------------------------------------------------------------------------------------- phases
 
 
@@ -136,22 +109,7 @@ def test_each_step_leaves_the_other_part_bit_for_bit() -> None:
     assert changed == [start.keys() - adapter, adapter]
 
 
-def test_inference_is_the_network_alone() -> None:
-    module = PFedLoRA(Net, CLASSES).for_client(CLIENT)
-    x = torch.randn(5, 3, 4, 4)
-    assert torch.equal(module(x), module.backbone(x))
-
-
 # ------------------------------------------------------------------------------------------------------- initial weights
-
-
-def test_everybody_starts_from_one_adapter_and_a_network_of_its_own() -> None:
-    data = new_data()
-    federation = fit(PFedLoRA(Net, CLASSES, epochs=0), data, rounds=1)
-    modules = [federation.client_module(client.id) for client in data.clients]
-    assert all(same(module.shared_state(), federation.run.server.state_dict()) for module in modules)
-    first = [module.backbone.fc1.weight for module in modules]
-    assert not any(torch.equal(first[i], first[j]) for i in range(4) for j in range(i))
 
 
 def test_the_factorized_adapter_starts_without_an_opinion() -> None:

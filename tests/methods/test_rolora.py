@@ -21,14 +21,13 @@ from tiny_adapters import (
     of_factor,
     one_batch,
     products,
-    sgd,
 )
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.core import ClientUpdate, FederationError
 from lightning_fed.core.phased_module import MOMENTS
-from lightning_fed.methods import FFALoRA, RoLoRA
+from lightning_fed.methods import RoLoRA
 from lightning_fed.methods.families.lora import LoRAModule
 
 
@@ -73,11 +72,6 @@ def test_a_factor_that_rests_is_in_no_optimizer() -> None:
     assert all(kept[f"{MOMENTS}{factor}/{name}/step"] == 3 for factor, name in (("A", A), ("B", B)))
 
 
-def test_the_first_round_is_ffa_loras() -> None:
-    own, ffa = (fit(method_of(method), rounds=1).run.server.state for method in (RoLoRA, FFALoRA))
-    assert same({name: own[name] for name in ffa}, ffa)
-
-
 def loop(module: LoRAModule, batch: tuple[Any, Tensor], rounds: int, steps: int) -> nn.Module:
     """Bare PyTorch: an optimizer for each factor, with the head in both."""
     network = copy.deepcopy(module.backbone)
@@ -97,21 +91,6 @@ def test_one_client_alternates_alone() -> None:
     alone = loop(module, next(iter(data.client(0).train_dataloader())), 4, 3)
     expected = {f"backbone.{name}": p.detach() for name, p in alone.named_parameters()}
     assert_close(federation.run.server.state, {name: expected[name] for name in federation.run.server.state}, atol=1e-9)
-
-
-def test_a_first_would_learn_nothing() -> None:
-    """While B is zero."""
-    module = method_of(RoLoRA, optimizer=sgd)
-    module.configure_model()
-    gradients = {}
-    for before in (0, 1):
-        module.rounds_before = before
-        [phase] = module.phases()
-        module.zero_grad()
-        module.client_loss(next(iter(new_texts(1, 60).client(0).train_dataloader()))).backward()
-        factor = [p for name, p in module.named_parameters() if ".lora_" in name and any(p is mine for mine in phase.parameters)]
-        gradients[phase.name] = max(p.grad.abs().max().item() for p in factor)
-    assert gradients["A"] == 0 < gradients["B"]
 
 
 def test_the_factor_that_rests_is_not_taken_back() -> None:

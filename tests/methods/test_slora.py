@@ -184,17 +184,6 @@ def test_a_step_is_a_step_of_the_dense_weight_under_a_mask() -> None:
         torch.testing.assert_close(gradient, weight.grad.flatten()[masks[name]], rtol=1e-5, atol=1e-7)
 
 
-def test_values_are_averaged_by_examples() -> None:
-    engine = Recording()
-    federation = fit(rounds=1, engine=engine)
-    updates = engine.trained
-    sizes = [update.num_examples for update in updates]
-    assert len(set(sizes)) == 2
-    for name in (f"{QUERY}.{VALUES}", "backbone.network.classifier.weight"):
-        mean = sum(update.state[name] * size for update, size in zip(updates, sizes, strict=True)) / sum(sizes)
-        torch.testing.assert_close(federation.run.server.state[name], mean)
-
-
 # --------------------------------------------------------------------------------------------------- the start of the adapter
 
 

@@ -23,9 +23,6 @@ from lightning_fed.models.adapters import COMMON
 from lightning_fed.models.transformer import TransformerClassifier
 
 METHODS = [FedExLoRA, FLoRA, FlexLoRA]
-PAIRS = [([1, 2], [1, 0, 1]), ([3, 0], [0, 2, 1])]
-"""B and A of two clients, of rank 1; their mean with shares of 3/4 and 1/4 is :data:`MEAN`."""
-MEAN = of_size([[0.75, 1.5, 1.5], [1.5, 0, 1.5]], WIDTH, WIDTH)
 
 
 def built(method: type[ExactLoRA], double: bool = False, **options: Any) -> ExactLoRA:
@@ -82,25 +79,6 @@ def assert_adds(found: State, expected: State, atol: float) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- one round
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_small_numbers_are_merged_exactly(method: type[ExactLoRA]) -> None:
-    """Shares of 3/4 and 1/4 and a scale of 2; what is stored is the factors, of rank 2 at most."""
-    server = server_of(built(method, r=1, lora_alpha=2.0, weighting="examples"), [3, 1])
-    updates = []
-    for client, (b, a) in enumerate(PAIRS):
-        like = server.expected_payload(ClientUpdate(client, 1, {}), Broadcast({}))
-        state = {name: torch.zeros(tensor.shape) for name, tensor in like.items()}
-        state |= {A: of_size([a], 1, WIDTH), B: of_size([[value] for value in b], WIDTH, 1)}
-        updates.append(ClientUpdate(client, [3, 1][client], state))
-    server.aggregate(iter(updates))
-    change = server.matrices.change(server.state, LAYER)
-    assert change is not None
-    merged = change + 2 * server.state[B] @ server.state[A] if method is FedExLoRA else change
-    assert torch.equal(merged, 2 * MEAN)
-    assert server.state[f"{LAYER}.{LEFT}"].shape == (WIDTH, 1 if method is FedExLoRA else 2)
-    assert f"{LAYER}.{WHOLE}" not in server.state_dict()
 
 
 SETTINGS: list[tuple[dict[str, Any], list[float]]] = [
