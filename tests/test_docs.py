@@ -49,6 +49,19 @@ def test_files_that_are_named_are_there(page: Path) -> None:
     assert [path for path in linked if not (page.parent / path).exists()] == []
 
 
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+
+
+def test_headings_that_are_linked_to_are_there() -> None:
+    for page in PAGES:
+        for path, anchor in re.findall(r"\]\(((?!https?:)[^)#\s]*)#([^)\s]+)\)", page.read_text()):
+            target = page.parent / path if path else page
+            assert anchor in headings(target), f"{page.name}: {path}#{anchor}"
+
+
 def commands_of(page: Path) -> list[list[str]]:
     """What a page has of ``fit`` with a configuration that is there, without what it begins with: runs that are not."""
     found = []
