@@ -18,6 +18,7 @@ from lightning_fed.nn import factorize
         (ResNet8, 10, 1_235_274, 1_230_016, 2_688),
         (ResNet10, 100, 4_957_092, 4_900_032, 5_760),
         (ResNet10, 200, 5_008_392, 4_900_032, 5_760),
+        (ResNet34, 100, 21_328_292, 21_259_968, 17_024),
     ],
 )
 def test_sizes(network: type[nn.Module], classes: int, parameters: int, convolutions: int, norms: int) -> None:
