@@ -27,7 +27,7 @@ def parser() -> Options:
     own("--sites", type=Path, required=True, metavar="DIR", help="public keys of the sites: 0.pub, 1.pub, … of clients 0, 1, …")
     own("--certificates", type=Path, required=True, metavar="DIR", help="ca.crt, server.pem and server.key")
     own("--host", default="127.0.0.1", help="address on which Flower listens (default: 127.0.0.1, for a proxy in front of it)")
-    own("--port", type=positive, default=8000, help="its port (default: 8000)")
+    own("--port", type=restricted(port, "port from 1 to 65535"), default=8000, help="its port (default: 8000)")
     own("--exposed_control_api_is_protected", action="store_true", help="allow another host than this machine")
     own("--output", type=Path, metavar="DIR", help="export the server's model there after all rounds")
     own("--wait", type=positive, default=600, metavar="SECONDS", help="time until all sites must be online (default: 600)")
@@ -41,6 +41,14 @@ def parser() -> Options:
     share = restricted(Fraction, "share in (0, 1]")
     own("--quorum", type=share, default=1.0, metavar="SHARE", help="share of turns without which the run ends (default: 1)")
     return parser
+
+
+def port(text: str) -> int:
+    """A port, as a plain int: Python's sockets take no subclass of it. Raises :class:`ValueError` for other texts."""
+    number = int(text)
+    if not 0 < number < 2**16:
+        raise ValueError
+    return number
 
 
 def run(args: Sequence[str]) -> None:

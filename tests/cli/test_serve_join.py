@@ -1,6 +1,7 @@
 """The verbs serve and join, with a link in place of Flower."""
 
 import json
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +17,8 @@ from tiny_sites import Clock, Memory
 
 from lightning_fed.__main__ import main
 from lightning_fed.cli.join import run
+from lightning_fed.cli.serve import parser
+from lightning_fed.deployment.flower.commands import answers
 from lightning_fed.deployment.site import Site
 from lightning_fed.engines.silence import quiet_lightning
 from lightning_fed.errors import FederationError
@@ -182,6 +185,7 @@ def test_what_a_run_begins_with_is_compared_by_its_weights(join: Joining, serve:
         (["--certificates", "sites"], "sites lacks ca.crt, server.pem, server.key: docs/deployment.md says how"),
         (["--quorum", "1.5"], "argument --quorum: '1.5' is not a share in (0, 1]"),
         (["--federation.epochs", "1"], "federation.epochs"),
+        (["--port", "70000"], "argument --port: '70000' is not a port from 1 to 65535"),
     ],
 )
 def test_what_cannot_be_is_one_line(
@@ -230,6 +234,13 @@ def test_without_flower_one_line_says_what_to_install(monkeypatch: pytest.Monkey
         ("join", ["--server", "localhost:1", "--client", "0", "--key", "key", "--root_certificates", "ca.crt"]),
     ):
         assert "which is not installed: pip install 'lightning-fed[flower]'" in refused(capsys, verb, *own)
+
+
+def test_a_given_port_can_be_connected_to() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = str(listening.getsockname()[1])
+        given = parser().parse_args(["--sites", "sites", "--certificates", "certificates", "--port", port])
+        assert answers("127.0.0.1", given.port)
 
 
 def test_keys_are_read_as_flower_has_them() -> None:
