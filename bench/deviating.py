@@ -16,14 +16,17 @@ deviation = DEVIATIONS[int(os.environ["DEVIATION"])]
 ours, theirs = deviation.ours, deviation.theirs
 
 
-def with_other_options(self: Any, *args: Any, **kwargs: Any) -> None:
-    """Whatever a test gives for an option in which the two differ."""
-    assert isinstance(theirs, partial)
-    names = list(inspect.signature(ours).parameters)
-    ours.__init__(self, **dict(zip(names, args, strict=False)) | kwargs | theirs.keywords)
+def with_other_options(options: dict[str, Any]) -> type:
+    """The method with these options, whatever a test gives for them."""
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        names = list(inspect.signature(ours).parameters)
+        ours.__init__(self, **dict(zip(names, args, strict=False)) | kwargs | options)
+
+    return type(ours.__name__, (ours,), {"__init__": init, "__module__": ours.__module__})
 
 
 if isinstance(theirs, partial):
-    theirs = type(ours.__name__, (ours,), {"__init__": with_other_options, "__module__": ours.__module__})
+    theirs = with_other_options(theirs.keywords)
 for module in (lightning_fed.methods, sys.modules[ours.__module__]):
     setattr(module, ours.__name__, theirs)

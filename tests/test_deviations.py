@@ -24,3 +24,4 @@ def test_a_deviation_fails_the_test_that_is_named_for_it(place: int) -> None:
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout
     assert "FAILED" in run.stdout
+    assert "deviating.py" not in run.stdout  # it is the test that fails
