@@ -7,7 +7,7 @@ from typing import Any
 from lightning_fed.callbacks.base import FederationCallback, RunView
 from lightning_fed.core.phase import Phase
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.storage.disk import write_synced
+from lightning_fed.system.disk import write_synced
 
 
 class RunFacts(FederationCallback):
@@ -40,9 +40,9 @@ class RunFacts(FederationCallback):
             "training": lengths(model.phases()),
             "fine_tuning": lengths(model.fine_tuning_phases()),
         }
-        aside = run.folder / ".run.json"  # the same each time: leftovers of a kill are replaced
-        write_synced(aside, f"{json.dumps(facts, indent=1)}\n".encode())
-        aside.replace(run.folder / "run.json")
+        path, aside = run.folder / "run.json", run.folder / ".run.json"  # the same each time: leftovers of a kill are replaced
+        write_synced(aside, f"{json.dumps(facts, indent=1)}\n".encode(), becomes=path)
+        aside.replace(path)
 
     def on_fit_end(self, run: RunView) -> None:
         """Write the file again, with the final number of rounds."""

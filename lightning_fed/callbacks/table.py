@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning_fed.callbacks.base import FederationCallback, RunView
 from lightning_fed.core.aggregation import MEASURED
-from lightning_fed.storage.disk import move_aside, naming
+from lightning_fed.system.disk import move_aside, naming
 
 
 class MetricsTable(FederationCallback):

@@ -57,6 +57,7 @@ def label_figure(counts: np.ndarray, clients: Sequence[str] | None = None, class
         classes: likewise.
     """
     from matplotlib.figure import Figure
+    from matplotlib.font_manager import FontProperties, findfont, get_font
     from matplotlib.ticker import MaxNLocator
 
     width, height = counts.shape
@@ -70,17 +71,15 @@ def label_figure(counts: np.ndarray, clients: Sequence[str] | None = None, class
     for axis, size, names, turned in ((axes.xaxis, width, clients, 90), (axes.yaxis, height, classes, 0)):
         axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         if names is not None and len(names) == size <= MOST_NAMES:
-            axis.set_ticks(range(size), [_shown(str(name), k) for k, name in enumerate(names)], rotation=turned, parse_math=False)
+            known = get_font(findfont(FontProperties())).get_charmap()
+            labels = [_shortened(str(name)) if all(ord(c) in known for c in str(name)) else str(k) for k, name in enumerate(names)]
+            axis.set_ticks(range(size), labels, rotation=turned, parse_math=False)
     axes.grid(alpha=0.2)
     return figure
 
 
-def _shown(name: str, number: int) -> str:
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    known = get_font(findfont(FontProperties())).get_charmap()
-    name = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
-    return name if all(ord(char) in known for char in name) else str(number)
+def _shortened(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 
 def spread_figure(values: np.ndarray, majority: Tensor | None, metric: str) -> Figure:

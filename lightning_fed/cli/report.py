@@ -9,7 +9,7 @@ from rich.console import Console
 
 from lightning_fed.cli.options import Options, above_zero, say
 from lightning_fed.errors import FederationError
-from lightning_fed.storage.disk import in_one_line, naming
+from lightning_fed.system.disk import in_one_line, naming
 
 WIDEST = 10_000
 """Number of characters per line in a file or a pipe, so that lines are not wrapped."""

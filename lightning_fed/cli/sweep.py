@@ -24,8 +24,7 @@ from lightning_fed.experiments.sweep.provenance import commit, machine, versions
 from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, flat, plain, read_yaml
 from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.experiments.sweep.tuning import chosen, trials
-from lightning_fed.storage.disk import in_one_line, naming
-from lightning_fed.system.folders import write_whole
+from lightning_fed.system.disk import in_one_line, naming, write_whole
 from lightning_fed.system.logs import each_line_once
 from lightning_fed.system.signals import Preempted, preemption
 

@@ -25,7 +25,7 @@ from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.formatting import escaped
 from lightning_fed.storage.client_store import FileRecord, read_state, write_state
-from lightning_fed.storage.disk import sync_folder
+from lightning_fed.system.disk import sync_folder
 from lightning_fed.tensors import State
 
 log = logging.getLogger(__name__)

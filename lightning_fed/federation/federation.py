@@ -48,7 +48,6 @@ from lightning_fed.privacy import ClientDP
 from lightning_fed.privacy.mechanism import DifferentialPrivacy, Mechanism
 from lightning_fed.seeding import isolated
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
-from lightning_fed.storage.disk import in_one_line, naming
 from lightning_fed.storage.export import write
 from lightning_fed.storage.initial import initial_network
 from lightning_fed.storage.manifest import Metrics
@@ -61,6 +60,7 @@ from lightning_fed.storage.run_folder import (
     run_folder_of,
     without_a_round,
 )
+from lightning_fed.system.disk import in_one_line, naming
 from lightning_fed.system.logs import lines_shown
 from lightning_fed.system.signals import preemption, stopped_by_signals
 from lightning_fed.tensors import count_floats

@@ -42,8 +42,8 @@ from lightning_fed.seeding import ATTACK, COHORT, INITIAL, SERVER_ROUND, isolate
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.storage.client_store import ClientStore, RoundStore
 from lightning_fed.storage.continuing import check_goes_on, settings_of
-from lightning_fed.storage.disk import in_one_line, naming
 from lightning_fed.storage.manifest import Manifest, Metrics, Setting
+from lightning_fed.system.disk import in_one_line, naming
 from lightning_fed.system.signals import Preempted
 from lightning_fed.tensors import State, check_finite
 

@@ -8,10 +8,10 @@ from typing import Literal
 
 from lightning_fed.errors import DamagedError, FederationError
 from lightning_fed.storage.client_store import FILE, ClientStore, FileRecord, read_state, write_state
-from lightning_fed.storage.disk import move_aside, naming, remove, sync_folder
 from lightning_fed.storage.index import CLIENTS, ClientEntry, read_index, write_index
 from lightning_fed.storage.index import NAME as INDEX_NAME
 from lightning_fed.storage.manifest import SERVER_FILE, Manifest, Metrics, read_manifest, round_named, write_manifest
+from lightning_fed.system.disk import move_aside, naming, remove, sync_folder
 from lightning_fed.tensors import State
 
 Keep = Literal["all", "last", "none"]

@@ -15,7 +15,7 @@ import safetensors.torch
 from torch import Tensor
 
 from lightning_fed.errors import DamagedError
-from lightning_fed.storage.disk import write_synced
+from lightning_fed.system.disk import write_synced
 from lightning_fed.tensors import State, count_bytes
 
 

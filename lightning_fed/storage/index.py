@@ -10,7 +10,7 @@ from pathlib import Path
 from lightning_fed.errors import DamagedError
 from lightning_fed.formatting import shown
 from lightning_fed.storage.client_store import FILE, FileRecord
-from lightning_fed.storage.disk import write_synced
+from lightning_fed.system.disk import write_synced
 
 CLIENTS = 256
 """Maximum number of clients per index file. For each participant a round writes at most this many entries, and a manifest has one

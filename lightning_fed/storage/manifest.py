@@ -10,8 +10,8 @@ from typing import Any
 from lightning_fed.errors import DamagedError, one_line
 from lightning_fed.formatting import shown
 from lightning_fed.storage.client_store import FileRecord
-from lightning_fed.storage.disk import write_synced
 from lightning_fed.storage.index import NAME as INDEX_NAME
+from lightning_fed.system.disk import write_synced
 
 FORMAT = 6
 """Format of manifests; other formats are not read."""

@@ -1,8 +1,7 @@
-"""Folders and files of the file system."""
+"""Folders of the file system."""
 
 import logging
 import os
-import platform
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -33,22 +32,6 @@ def numbered(paths: Iterable[Path]) -> dict[Path, int]:
     """The folders of runs among some paths, which are called ``version_<n>``, in the order of n, with n."""
     found = [(path, int(match[1])) for path in paths if (match := re.fullmatch(r"version_(\d+)", path.name))]
     return dict(sorted(found, key=itemgetter(1)))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file under another name, to the disk, and rename it: readers on any machine see all of it, or the previous file, also
-    after a power failure.
-    """
-    aside = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")
-    try:
-        with aside.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
 
 
 def _report(error: OSError) -> None:

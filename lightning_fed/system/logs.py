@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 LOGGER = logging.getLogger("lightning_fed")
-"""The package's logger. Its modules log to children of it, such as ``lightning_fed.storage.disk``."""
+"""The package's logger. Its modules log to children of it, such as ``lightning_fed.system.disk``."""
 
 
 class Terminal(logging.Handler):

@@ -393,7 +393,7 @@ def test_a_disk_without_room_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(os, "fsync", full)
     Path("my.sweep.yaml").write_bytes(yaml.safe_dump(SWEEP | TUNING, sort_keys=False).encode())
     said = refused(capsys, "sweep", "--config", "my.sweep.yaml", "--isolate")
-    assert "compared: No space left on device. Runs continue" in said
+    assert "compared/sweep.yaml: No space left on device. Runs continue" in said
     assert not [path for path in Path("compared").rglob("*") if path.is_file()]
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.settings import read_json
-from lightning_fed.system.folders import numbered, write_whole
+from lightning_fed.system.disk import write_whole
+from lightning_fed.system.folders import numbered
 from lightning_fed.system.locks import taken
 
 OVER = ("finished", "failed")

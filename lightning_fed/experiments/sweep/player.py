@@ -20,7 +20,7 @@ from lightning_fed.experiments.sweep.folder import OVER, CellFolder, CellRecord
 from lightning_fed.experiments.sweep.plan import Cell
 from lightning_fed.experiments.sweep.processes import Start
 from lightning_fed.experiments.sweep.progress import SweepProgress
-from lightning_fed.system.folders import write_whole
+from lightning_fed.system.disk import write_whole
 from lightning_fed.system.signals import Preempted, Terminated, first_signal
 
 PATIENCE = 20.0

@@ -31,7 +31,7 @@ from lightning_fed.experiments.sweep.plan import Cell
 from lightning_fed.experiments.sweep.player import CellJob, play, time_left, write_cells
 from lightning_fed.experiments.sweep.processes import Start, own_processes
 from lightning_fed.experiments.sweep.progress import SweepProgress
-from lightning_fed.system.folders import write_whole
+from lightning_fed.system.disk import write_whole
 from lightning_fed.system.signals import Preempted, Terminated, preemption
 
 STAND_IN = """

@@ -4,6 +4,7 @@ import errno
 import itertools
 import logging
 import os
+import platform
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -52,10 +53,12 @@ def _is_in(file: object, folder: Path) -> bool:
     return isinstance(file, str | bytes | os.PathLike) and Path(os.fsdecode(file)).absolute().is_relative_to(folder.absolute())
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a file and return once it is on the disk, not only in the cache. An incomplete file is removed."""
+def write_synced(path: Path, data: bytes, becomes: Path | None = None) -> None:
+    """Write a file and return once it is on the disk, not only in the cache. An incomplete file is removed. Errors name the file
+    that it ``becomes``, if that is another.
+    """
     try:
-        with naming(path), path.open("wb") as file:
+        with naming(becomes or path), path.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -63,6 +66,15 @@ def write_synced(path: Path, data: bytes) -> None:
         with suppress(OSError):
             path.unlink()
         raise
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file under another name and rename it: readers on any machine see all of it, or the previous file, also after a power
+    failure.
+    """
+    aside = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")  # several may write at once
+    write_synced(aside, text.encode(), becomes=path)
+    aside.replace(path)
 
 
 def sync_folder(folder: Path) -> None:

@@ -18,9 +18,8 @@ from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.storage.checkpoint import Checkpoints
-from lightning_fed.storage.disk import in_one_line
 from lightning_fed.storage.run_folder import load_checkpoint
-from lightning_fed.system.folders import write_whole
+from lightning_fed.system.disk import in_one_line, write_whole
 
 
 def fit(run_dir: str, ckpt_path: Path | str | None = None, rounds: int = 3, **options: Any) -> Federation:
