@@ -133,8 +133,9 @@ def _file(table: Mapping[str, NDArray[Any]]) -> str:
 
 def load_arrays(file: Path) -> dict[str, NDArray[Any]]:
     """The arrays of a file, or its tensors as arrays, by name. Nothing else is unpickled."""
+    is_numpy = file.suffix.lower() == ".npz"
     try:
-        if file.suffix == ".npz":
+        if is_numpy:
             with np.load(file, allow_pickle=False) as opened:
                 found = dict(opened)
         else:
@@ -144,7 +145,7 @@ def load_arrays(file: Path) -> dict[str, NDArray[Any]]:
             f"Could not read {file} ({type(error).__name__}: {one_line(error)}): expected the output of numpy.savez for "
             "arrays of numbers or strings, or of torch.save for a dict of tensors."
         ) from error
-    if file.suffix == ".npz":
+    if is_numpy:
         other = next((name for name, values in found.items() if not isinstance(values, np.ndarray)), None)
         require(other is None, f"{file} holds {other!r}, which is not an array: write it with numpy.savez.")
         return found

@@ -100,9 +100,9 @@ def names_of(files: Sequence[Path], sets: Sequence[str] | None = None) -> list[s
     sets = sets or [""] * len(files)
     plain = [*map(unpacked, files)]
     stems = Counter(zip(sets, (file.stem for file in plain), strict=True))
-    root = os.path.commonpath([file.parent for file in plain])
+    root = os.path.commonpath([file.absolute().parent for file in plain])
     names = [
-        file.stem if stems[of_set, file.stem] == 1 else str(file.with_suffix("").relative_to(root))
+        file.stem if stems[of_set, file.stem] == 1 else str(file.absolute().with_suffix("").relative_to(root))
         for file, of_set in zip(plain, sets, strict=True)
     ]
     found: dict[tuple[str, str], Path] = {}

@@ -193,6 +193,8 @@ class TableData(FederatedDataModule):
             )
             if table.targets.dtype == object and None in (values := table.targets.tolist()):
                 raise FederationError(f"{MISSING} {values.index(None)}: give one per example, or leave it out.")
+            if table.class_names is not None and (hidden := table.targets < 0).any():  # -1, as in test sets of the hub
+                raise FederationError(f"{MISSING} {int(hidden.argmax())}: give one per example, or leave it out.")
             sets = table.sets
             if self.split_column is not None:
                 sets = pick_column(type(self).__name__, table.columns, self.split_column)

@@ -147,7 +147,8 @@ def _published(path: Path, entry: Any) -> Published:
         value = entry.get(key)
         if not (key == "std" and value is None) and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise FederationError(f"{path}: published has {key} {value!r} of {entry['method']!r}, expected a number.")
-    return Published(**entry)
+    texts = {key: str(entry[key]) for key in ("method", "setting", "source") if entry.get(key) is not None}  # may be numbers in YAML
+    return Published(**entry | texts)
 
 
 def _report_options(path: Path, entry: Mapping[str, Any]) -> ReportOptions:

@@ -51,7 +51,7 @@ def test_one_file_per_client_and_a_test_file() -> None:
         Path(f"clients/{user}.tsv").write_text("a\tb\n" + "".join(f"{k}\t{k % 2}\n" for k in range(size)) + "\n")
         Path("tests").mkdir(exist_ok=True)
         Path(f"tests/{user}.tsv").write_text("a\tb\n7\t1\n")
-    data = CSVFiles("clients", target="b", client="file", test_path="tests", val_share=0)
+    data = CSVFiles("clients", target="b", client="file", test_path=str(Path("tests").absolute()), val_share=0)
     assert data.client_names is None
     assert [client.num_train for client in data.clients] == list(USERS.values())
     assert (data.client_names, data.split) == (list(USERS), "official")
@@ -135,13 +135,15 @@ def test_files_of_other_kinds_say_what_reads_them(ending: str) -> None:
 
 @pytest.mark.parametrize("ending", [".npz", ".pt"])
 def test_arrays_by_name(ending: str) -> None:
-    data = ArrayFiles(write_arrays(Path(f"data{ending}")), client="user")
+    """Of files whose names end in any case."""
+    upper = Path(write_arrays(Path(f"data{ending}"))).rename(f"DATA{ending.upper()}")
+    data = ArrayFiles(str(upper), client="user")
     images, labels = everything(data)
     assert images.shape == (32, 3, 10, 12)
     assert images.dtype == torch.uint8
     assert labels.tolist() == [k % 2 for k in range(32)]
     assert data.client_names == (list(USERS) if ending == ".npz" else ["0", "1"])
-    assert everything(ArrayFiles(f"data{ending}", client="user", image_size=8))[0].shape == (32, 3, 8, 8)
+    assert everything(ArrayFiles(str(upper), client="user", image_size=8))[0].shape == (32, 3, 8, 8)
 
 
 def test_sets_that_are_arrays_of_their_own() -> None:

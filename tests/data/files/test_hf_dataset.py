@@ -3,6 +3,7 @@
 import json
 import pickle
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +118,11 @@ def test_what_is_missing_is_named() -> None:
         labels | {"label": [0, 1, None, 1] * 5}, features=datasets.Features(dict([*features.items()][1:]))
     )
     gap.save_to_disk("no_labels")
-    for classes in (None, CLASS_NAMES):
-        with pytest.raises(FederationError, match="Some examples have no target; the first is in row 2"):
-            HFDataset("no_labels", "x", "label", classes=classes, num_clients=2).setup()
+    hidden = datasets.Dataset.from_dict(labels | {"label": [-1] * 20}, features=gap.features)
+    datasets.DatasetDict({"train": gap.filter(lambda row: row["label"] is not None), "test": hidden}).save_to_disk("hidden_labels")
+    for classes, (folder, row) in product((None, CLASS_NAMES), {"no_labels": 2, "hidden_labels": 15}.items()):
+        with pytest.raises(FederationError, match=f"Some examples have no target; the first is in row {row}"):
+            HFDataset(folder, "x", "label", classes=classes, num_clients=2).setup()
 
 
 def test_sets_must_number_their_classes_alike() -> None:

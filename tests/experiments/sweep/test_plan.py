@@ -22,7 +22,7 @@ CONTENT = {
         "size": {"small": {"model.init_args.backbone": ["CNN5"], "data.init_args.augment": None}, "as it is": {}},
     },
     "report": {"at": "mean10", "target": 0.8},
-    "published": [{"method": "FedAvg", "setting": "alpha=0.1, small", "mean": 88.09, "std": 0.29, "source": "a paper"}],
+    "published": [{"method": "FedAvg", "setting": "alpha=0.1, small", "mean": 88.09, "std": 0.29, "source": 2019}],
 }
 
 
@@ -113,6 +113,7 @@ def test_a_value_can_name_the_partition() -> None:
 
 def test_what_is_written_beside_the_runs_is_the_same_sweep() -> None:
     sweep = read_sweep(written(seeds={"partition": [5, 6], "training": [0, 1]}))
+    assert sweep.published[0].source == "2019"
     Path("again.yaml").write_text(yaml.safe_dump(as_config(sweep), sort_keys=False))
     assert read_sweep(Path("again.yaml")) == sweep
 
