@@ -89,10 +89,8 @@ def count(inputs: Inputs) -> int:
 
 
 def trimmed(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tokenized texts without columns that are padding in all of them, rounded up to a multiple of 8 columns.
-
-    Args:
-        inputs: named inputs. With an ``attention_mask`` of shape (B, L), all tensors with L columns are cut; else none is.
+    """Tokenized texts without columns that are padding in all of them, rounded up to a multiple of 8 columns. With an
+    ``attention_mask`` of shape (B, L), all tensors with L columns are cut; else none is.
     """
     mask = inputs.get("attention_mask")
     if mask is None:
@@ -104,16 +102,11 @@ def trimmed(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def batches_of(order: Tensor, batch_size: int, single_example: SingleExample) -> list[Tensor]:
-    """Cut indices into batches.
+    """Cut indices, shape (N,), into batches of a size; the last one may be smaller.
 
     Batch norm cannot train on one value per channel. If a single example is left for the last batch, it can ``join`` the previous
     batch, be left out (``drop``), or be a batch (``keep``), as in published protocols, for networks without batch norm. If there is
     only one example, or batches are of size 1, it is always kept.
-
-    Args:
-        order: the indices, shape (N,).
-        batch_size: size of a batch; the last one may be smaller.
-        single_example: what to do with the last example if N mod ``batch_size`` is 1.
     """
     batches = list(torch.split(order, batch_size))
     if num_batches(len(order), batch_size, single_example) < len(batches):
@@ -176,16 +169,13 @@ class ShuffledBatches(Sampler[Tensor]):
         for position in range(start, len(self)):
             wanted, place = (self.epoch, position) if self.played is None else divmod(self.played, len(self))
             if wanted != number:
-                number, batches = wanted, self._shuffled(wanted)
+                generator = torch.Generator().manual_seed(derive_seed(self.seed, wanted))
+                order = self.indices[torch.randperm(len(self.indices), generator=generator)]
+                number, batches = wanted, batches_of(order, self.batch_size, self.single_example)
             self.position = position + 1
             if self.played is not None:
                 self.played += 1
             yield batches[place]
-
-    def _shuffled(self, number: int) -> list[Tensor]:
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, number))
-        order = torch.randperm(len(self.indices), generator=generator)
-        return batches_of(self.indices[order], self.batch_size, self.single_example)
 
     def state_dict(self) -> dict[str, int]:
         """The current epoch and position."""
@@ -289,12 +279,8 @@ class SharedTensors(Dataset[Batch]):
         return DataLoader(self, sampler=PoissonBatches(indices, batch_size, seed), **self._options())
 
     def in_order(self, indices: Tensor, batch_size: int, no_single: bool = False) -> DataLoader[Batch] | list[Batch]:
-        """A loader for evaluation; without examples an empty list, which Lightning skips.
-
-        Args:
-            indices: indices of the examples.
-            batch_size: size of a batch; the last one may be smaller.
-            no_single: join a single example that would be the last batch to the previous one, because it has no variance.
+        """A loader for evaluation, whose last batch may be smaller; without examples an empty list, which Lightning skips. With
+        ``no_single``, a single example that would be the last batch joins the previous one, because it has no variance.
         """
         batches = batches_of(indices, batch_size, "join" if no_single else "keep")
         return DataLoader(self, sampler=batches, **self._options()) if len(indices) else []
@@ -328,10 +314,8 @@ class BatchTransform:
 
     def check(self, inputs: Inputs) -> None:
         """Refuse what has no effect, or the wrong one: augmentation of anything but byte images, or of images whose targets have
-        places, too; and byte images whose number of channels differs from that of means and standard deviations.
-
-        Args:
-            inputs: inputs of the data. Of lazy ones the first is read, if there is augmentation.
+        places, too; and byte images whose number of channels differs from that of means and standard deviations. Of lazy inputs the
+        first is read, if there is augmentation.
         """
         if isinstance(inputs, LazyInputs):
             if self.augment == "none":

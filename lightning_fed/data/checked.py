@@ -23,11 +23,7 @@ CHANNELS = 1, 3, 4
 
 
 def checked_pools(given: Any, name: str) -> tuple[Inputs, Tensor, Inputs, Tensor]:
-    """Inputs and labels of both sets, as tensors.
-
-    Args:
-        given: the return value of :meth:`.FederatedDataModule.load`: tensors, arrays or lists.
-        name: name of the data.
+    """Inputs and labels of both sets, as tensors, of what :meth:`.FederatedDataModule.load` returned: tensors, arrays or lists.
 
     Raises:
         FederationError: for anything else, or if labels are not integers, one per example.
@@ -103,14 +99,7 @@ def as_labels(given: Any, what: str) -> Tensor:
 
 
 def check_labels(name: str, num_classes: int, num_images: int, labels: Tensor) -> None:
-    """Refuse labels that do not fit the images or the number of classes.
-
-    Args:
-        name: name of the data.
-        num_classes: number of classes.
-        num_images: number of examples.
-        labels: shape (N,), int64.
-    """
+    """Refuse labels, shape (N,), int64, that do not fit the images or the number of classes."""
     require(len(labels) == num_images, f"Got {num_images} images and {len(labels)} labels: give one label per image.")
     require(num_images > 0, f"{name} has no images: give at least one per client.")
     low, high = int(labels.min()), int(labels.max())
@@ -123,11 +112,8 @@ def check_labels(name: str, num_classes: int, num_images: int, labels: Tensor) -
 
 
 def refuse_no_numbers(inputs: Inputs, what: str = "the data") -> None:
-    """Refuse inputs with NaN or infinity, which would look like diverged training.
-
-    Args:
-        inputs: inputs of all examples. Lazy inputs are not checked, and masks may contain infinity.
-        what: name of the data, for errors.
+    """Refuse inputs with NaN or infinity, which would look like diverged training. Lazy inputs are not checked, and masks may
+    contain infinity.
     """
     if isinstance(inputs, LazyInputs):
         return

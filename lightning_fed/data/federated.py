@@ -409,12 +409,8 @@ class FederatedDataModule(L.LightningDataModule):
         return inputs
 
     def _divided(self, groups: NDArray[np.int64], num_train: int, owned: NDArray[np.int64]) -> list[Split]:
-        """Divide the examples among the clients.
-
-        Args:
-            groups: label of each example, those of the training set first.
-            num_train: number of examples of the training set.
-            owned: positions of the examples that may belong to a client, sorted.
+        """Divide the examples at the positions ``owned``, sorted, among the clients. ``groups`` has the label of each example,
+        those of the training set first.
         """
         roles = None
         if self.split == "official":

@@ -28,12 +28,7 @@ class PublicShare:
     share: ClosedUnitInterval
 
     def drawn(self, num_train: int, seed: int) -> NDArray[np.int64]:
-        """Sorted positions of the public examples: a function of the seed.
-
-        Args:
-            num_train: number of examples of the training set, which come first.
-            seed: seed of the partition.
-        """
+        """Sorted positions of the public examples in the training set, which comes first: a function of the partition's seed."""
         require(0 < self.share < 1, f"Got public.share={self.share}: give a share above 0 and below 1.")
         size = round(self.share * num_train)
         require(size > 0, f"A public share of {self.share} of {num_train} training examples is empty: give a larger one.")
@@ -86,11 +81,8 @@ def _images(public: Tensor, own: Tensor, name: str) -> Tensor:
 
 
 def numbered(inputs: Inputs, rows: NDArray[np.int64]) -> SharedTensors:
-    """Inputs without targets, whose labels are the numbers of public examples, from 0, and -1 elsewhere.
-
-    Args:
-        inputs: all inputs.
-        rows: positions of the public ones, in the order of their numbers.
+    """Inputs without targets, whose labels are the numbers of public examples, from 0, and -1 elsewhere. ``rows`` are the positions
+    of the public ones, in the order of their numbers.
     """
     numbers = torch.full((count(inputs),), -1)
     numbers[rows] = torch.arange(len(rows))

@@ -34,12 +34,8 @@ Lines = tuple[Sequence[str], Iterator[tuple[str, list[str]]]]
 def read_columns(
     files: list[Path], sets: Sequence[str] | None, lines: Callable[[Path], Lines]
 ) -> tuple[dict[str, list[str]], list[int]]:
-    """The columns of files with the same header, by name, :data:`FILE` last; and the number of rows of each file.
-
-    Args:
-        files: at least one.
-        sets: the set of each file. None: there is one set.
-        lines: reads a file.
+    """The columns of files (at least one) with the same header, by name, :data:`FILE` last; and the number of rows of each file.
+    ``sets`` has the set of each file; None: there is one set.
     """
     called = names_of(files, sets)
     rows: list[list[str]] = []
@@ -68,14 +64,9 @@ def is_missing(values: NDArray[Any], named: Sequence[str] = ()) -> NDArray[np.bo
 def refuse_missing(
     values: NDArray[Any], column: str, use: str, place: Callable[[int], str], classes: Sequence[str] | None = None
 ) -> None:
-    """Refuse missing values in a column.
-
-    Args:
-        values: its fields, shape (N,).
-        column: its name.
-        use: what the column says, for the error.
-        place: the location of an example, for the error.
-        classes: the names that classes are known to have, whatever they are. None: the column has no classes.
+    """Refuse missing values among the fields of a column, shape (N,), which ``use`` describes. ``place`` returns the location of an
+    example, for the error; ``classes`` are the names that classes are known to have, whatever they are. None: the column has no
+    classes.
     """
     missing = is_missing(values, classes or ())
     if missing.any():

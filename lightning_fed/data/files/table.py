@@ -254,12 +254,7 @@ def check_columns(inputs: Sequence[str], targets: Sequence[str]) -> None:
 
 
 def roles_of(sets: NDArray[Any], column: str | None) -> NDArray[np.int64]:
-    """The role of each example.
-
-    Args:
-        sets: name of each example's set, shape (N,).
-        column: column of these names, for errors.
-    """
+    """The role of each example, from the name of its set, shape (N,). Errors name the ``column`` of these names."""
     where = "The division into sets" if column is None else f"The column {column!r}"
     names = np.char.lower(sets.astype(str))
     unknown = [name for name in np.unique(names).tolist() if name not in ROLES]
@@ -273,10 +268,8 @@ def roles_of(sets: NDArray[Any], column: str | None) -> NDArray[np.int64]:
 
 
 def numbered(targets: NDArray[Any]) -> tuple[NDArray[np.int64], list[str] | None]:
-    """Targets as numbers from 0, and the names that they stand for; None if they already were such numbers.
-
-    Args:
-        targets: strings or integers, shape (N,).
+    """Targets, strings or integers of shape (N,), as numbers from 0, and the names that they stand for; None if they already were
+    such numbers.
     """
     if targets.dtype.kind == "f" and not (finite := np.isfinite(targets)).all():
         raise FederationError(
@@ -286,16 +279,17 @@ def numbered(targets: NDArray[Any]) -> tuple[NDArray[np.int64], list[str] | None
         found, labels = np.unique(targets, return_inverse=True)
     except TypeError as error:
         raise FederationError(f"The targets are of several kinds ({error}): give all as names, or all as numbers.") from error
-    if np.issubdtype(found.dtype, np.floating) and (found == np.floor(found)).all():
-        found = found.astype(np.int64)
-    if np.issubdtype(found.dtype, np.floating):
+    if found.dtype.kind == "f":
         row = int(np.argmin(targets == np.floor(targets)))
-        raise FederationError(
+        require(
+            bool((found == np.floor(found)).all()),
             f"The targets are {len(found)} numbers such as {targets[row]:g}, in row {row}, which are not whole: give classes, as "
-            "names or numbers."
+            "names or numbers.",
         )
-    plain = np.issubdtype(found.dtype, np.integer) and np.array_equal(found, np.arange(len(found)))
-    if np.issubdtype(found.dtype, np.integer) and not plain and len(found) > max(FEW, min(MANY, len(targets) / 4)):
+        found = found.astype(np.int64)
+    is_whole = np.issubdtype(found.dtype, np.integer)
+    plain = is_whole and np.array_equal(found, np.arange(len(found)))
+    if is_whole and not plain and len(found) > max(FEW, min(MANY, len(targets) / 4)):
         raise FederationError(
             f"The targets of {len(targets)} examples are {len(found)} different numbers such as {found[-1]}, which looks like a "
             "quantity: if they are classes, number them from 0 without gaps, or name them in data.init_args.classes; tables of "

@@ -145,11 +145,11 @@ class ClassesPerClient(Partitioner):
                 own = client % num_classes
                 row[own] = True
                 row[rng.choice(np.delete(np.arange(num_classes), own), self.classes - 1, replace=False)] = True
-            return [np.flatnonzero(column) for column in held.T]
-        each, extra = divmod(self.classes * num_clients, num_classes)
-        left = np.full(num_classes, each)
-        left[rng.permutation(num_classes)[:extra]] += 1
-        for row in held:
-            row[np.lexsort((rng.random(num_classes), -left))[: self.classes]] = True
-            left -= row
+        else:
+            each, extra = divmod(self.classes * num_clients, num_classes)
+            left = np.full(num_classes, each)
+            left[rng.permutation(num_classes)[:extra]] += 1
+            for row in held:
+                row[np.lexsort((rng.random(num_classes), -left))[: self.classes]] = True
+                left -= row
         return [np.flatnonzero(column) for column in held.T]

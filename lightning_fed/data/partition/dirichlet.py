@@ -126,11 +126,8 @@ def _by_table(members: list[Indices], table: NDArray[np.float64]) -> list[Indice
 
 
 def _closed_when_full(table: NDArray[np.float64], members: list[Indices]) -> NDArray[np.float64]:
-    """The shares of each class, without those of clients that earlier classes have filled.
-
-    Args:
-        table: shares, one row per class and one column per client.
-        members: the examples of each class.
+    """The shares of each class, without those of clients that earlier classes have filled. The table has one row per class and one
+    column per client.
     """
     clients = table.shape[1]
     held, even, shares = np.zeros(clients, dtype=np.int64), sum(map(len, members)) / clients, np.zeros_like(table)

@@ -46,10 +46,8 @@ def unnamed(names: NDArray[Any]) -> list[int]:
 
 
 def by_name(holders: NDArray[Any]) -> tuple[list[str], list[Indices]]:
-    """The clients' names and the examples of each; whole numbers from 0 by size, before all others in alphabetical order.
-
-    Args:
-        holders: name of each example's client, shape (N,).
+    """The clients' names and the examples of each, from the name of each example's client, shape (N,); whole numbers from 0 by
+    size, before all others in alphabetical order.
     """
     missing = unnamed(holders)
     require(

@@ -58,13 +58,7 @@ class WholeLabels(Partitioner):
 
 
 def deal(sizes: Sequence[int] | NDArray[np.int64], early: NDArray[np.bool_], num_clients: int) -> NDArray[np.int64]:
-    """The client that gets each label.
-
-    Args:
-        sizes: number of examples of each label.
-        early: whether a label is dealt before the others.
-        num_clients: number of clients.
-    """
+    """The client of each label, from the numbers of examples of the labels, and which of them are dealt before the others."""
     held, holders = np.zeros(num_clients, dtype=np.int64), np.zeros(len(sizes), dtype=np.int64)
     for label in np.lexsort((-np.asarray(sizes), ~early)):
         holders[label] = held.argmin()

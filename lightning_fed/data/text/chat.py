@@ -63,12 +63,9 @@ class ChatTemplate:
     def encode(self, conversation: Conversation, where: str) -> tuple[list[int], list[bool]]:
         """Token ids, and for each whether it is trained.
 
-        Args:
-            conversation: the conversation.
-            where: file and record, for errors.
-
         Raises:
-            FederationError: if the template refuses the conversation, or it cannot be determined what is trained.
+            FederationError: if the template refuses the conversation, or it cannot be determined what is trained; begins with
+                ``where``, file and record.
         """
         if not conversation.is_chat:
             text, spans = self._written(*conversation.messages)
@@ -133,12 +130,8 @@ class ChatTemplate:
         )
 
     def render(self, messages: Sequence[Any], where: str, ask: bool = False) -> str:
-        """Messages in the format of the template.
-
-        Args:
-            messages: messages of a conversation.
-            where: file and record, for errors.
-            ask: whether to append the prompt for an answer.
+        """Messages of a conversation in the format of the template; ``ask`` appends the prompt for an answer. Errors begin with
+        ``where``.
         """
         text: str = self._apply(messages, where, tokenize=False, add_generation_prompt=ask)
         return text

@@ -59,15 +59,9 @@ def written_as(path: Path) -> dict[str, Any]:
 
 
 def tokenised(texts: Sequence[tuple[str, ...]], tokenizer: Any, max_length: int) -> dict[str, Tensor]:
-    """Token ids and masks of texts, or of pairs of texts, padded to the longest of all.
-
-    Args:
-        texts: one or two strings per example.
-        tokenizer: a tokenizer of the transformers library.
-        max_length: maximum number of tokens of a text or pair. Longer ones are cut at the end, in a pair the longer text.
-
-    Returns:
-        The tokenizer's outputs, each of shape (N, L).
+    """Token ids and masks of texts, or of pairs of texts (one or two strings per example), padded to the longest of all: the
+    outputs of a tokenizer of the transformers library, each of shape (N, L). A text or pair of more than ``max_length`` tokens is
+    cut at the end, in a pair the longer text.
     """
     special = tokenizer.num_special_tokens_to_add(pair=bool(texts) and len(texts[0]) == 2)
     require(
@@ -83,11 +77,8 @@ def tokenised(texts: Sequence[tuple[str, ...]], tokenizer: Any, max_length: int)
 
 
 def concatenated(chunks: list[dict[str, Tensor]], tokenizer: Any) -> dict[str, Tensor]:
-    """Concatenate chunks, with tokens padded on the right to the longest of all.
-
-    Args:
-        chunks: with ``input_ids`` ``(B, L)`` of different L; every tensor with L columns is padded, masks and others with 0.
-        tokenizer: tokenizer of the chunks, for the values of padding.
+    """Concatenate chunks, with ``input_ids`` ``(B, L)`` of different L, padded on the right to the longest of all: every tensor
+    with L columns, by the values of their tokenizer, masks and others with 0.
     """
     padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
     longest = max(chunk["input_ids"].shape[1] for chunk in chunks)
@@ -102,12 +93,8 @@ def concatenated(chunks: list[dict[str, Tensor]], tokenizer: Any) -> dict[str, T
 
 
 def load_tokenizer(name: str, pads: bool = True, ends: bool = False) -> Any:
-    """A tokenizer from a folder or, if there is no such folder, from the hub or its local cache.
-
-    Args:
-        name: folder or name on the hub.
-        pads: whether it must have a padding token.
-        ends: whether it must have a token for the end of a text.
+    """A tokenizer from a folder or, if there is no such folder, from the hub or its local cache by name. With ``pads`` it must have
+    a padding token, with ``ends`` a token for the end of a text.
     """
     from transformers import AutoTokenizer
 
@@ -144,15 +131,8 @@ def read_examples(
     header: Sequence[str] | None = None,
     skip_short: bool = False,
 ) -> Examples:
-    """The examples of a CSV or TSV file.
-
-    Args:
-        path: path of the file.
-        texts: names of the text columns.
-        label: name of the label column.
-        classes: values of that column, in the order of the labels' numbers.
-        header: see :func:`.csv_table`.
-        skip_short: see :func:`.csv_table`.
+    """The examples of a CSV or TSV file with these columns of texts and of the label, whose values are ``classes``, in the order of
+    the labels' numbers. For ``header`` and ``skip_short`` see :func:`.csv_table`.
     """
     examples: Examples = ([], [])
     for where, [*parts, name] in csv_table(path, [*texts, label], header, skip_short, **written_as(path))[1]:

@@ -41,15 +41,12 @@ class Conversation(NamedTuple):
 
 
 def conversation_of(fields: Mapping[str, Any], columns: Columns | None, where: str) -> Conversation:
-    """The conversation of a record.
-
-    Args:
-        fields: fields of the record, by name.
-        columns: columns of each role's messages. None: the names of the fields determine the form.
-        where: file and record, for errors.
+    """The conversation of a record with these fields. The columns of each role's messages are given, or (None) the names of the
+    fields determine the form.
 
     Raises:
-        FederationError: for a record without an answer, roles in the wrong order, or an unknown form.
+        FederationError: for a record without an answer, roles in the wrong order, or an unknown form; begins with ``where``, file
+            and record.
     """
     if columns is not None:
         messages = [{"role": role, "content": _joined(fields, names, where)} for role, names in columns.items()]

@@ -11,17 +11,13 @@ BETA = math.log(2) / math.log(1.5) ** 2
 
 
 def nist(texts: Sequence[Words], references: Sequence[Sequence[Words]], longest: int = 5) -> float:
-    r"""The sum over n of the mean information of an n-gram of the texts that is in a reference, times a penalty for short texts.
+    r"""The sum over n, up to ``longest``, of the mean information of an n-gram of the texts that is in a reference, times a penalty
+    for short texts. There is at least one text, and one or more references for each.
 
     An n-gram counts at most as often as in the reference of the text that has it most often. Its information is :math:`\log_2` of
     the count of its first n - 1 words in all references over its own count (for a word: the number of words over its count). The
     target length is the mean over a text's references. With several references this is not nltk's score, which takes n-grams and
     length of the one reference that is best for each n.
-
-    Args:
-        texts: at least one.
-        references: one or more for each text.
-        longest: the largest n.
     """
     counts = Counter(ngram for some in references for reference in some for ngram in ngrams(reference, longest))
     words = sum(len(reference) for some in references for reference in some)

@@ -274,11 +274,8 @@ def characters_of_answer(question: Question) -> tuple[int, int]:
 
 def tokens_of_answer(offsets: Tensor, answers: Tensor) -> Tensor:
     """First and last token of the answer in each window, ``(B, 2)``: those that contain its characters. 0 and 0 if the window does
-    not contain the whole answer.
-
-    Args:
-        offsets: see :data:`OFFSETS`, ``(B, L, 2)``.
-        answers: first character and the one after the last, ``(B, 2)``; 0 and 0 without an answer.
+    not contain the whole answer. ``offsets`` are :data:`OFFSETS`, ``(B, L, 2)``; ``answers`` the first character and the one after
+    the last, ``(B, 2)``, 0 and 0 without an answer.
     """
     begins, ends = offsets.unbind(dim=-1)
     first, end = answers[:, :1], answers[:, 1:]

@@ -23,17 +23,12 @@ References = Sequence[Sequence[str]]
 
 
 def score_texts(texts: Sequence[str], references: References, scores: Sequence[Score] = SCORES) -> dict[str, float]:
-    """Scores of all texts together, by name.
+    """Scores of all texts together (at least one), by name; each text has one or more references.
 
     ``bleu`` (up to 4-grams, not smoothed), ``meteor`` and ``rouge_l`` are between 0 and 1; ``ter``, edits per word of the
     references, is 0 at best and may exceed 1; ``nist`` (up to 5-grams) is 0 or more, without an upper bound; ``cider`` is between 0
     and 10. CIDEr and NIST weight words by how rare they are in the given references, so values for different texts are not
     comparable; CIDEr of a single text is 0.
-
-    Args:
-        texts: at least one.
-        references: references of each text.
-        scores: names of the scores.
     """
     split = optional("sacrebleu.tokenizers.tokenizer_13a", "nlp").Tokenizer13a()
     words = [split(text.lower()) for text in texts]

@@ -112,11 +112,8 @@ class TokenRows(LazyInputs):
 
 
 def write_rows(folder: Path, rows: Iterable[tuple[int, bool, list[int], list[bool]]]) -> None:
-    """Write rows, so that readers find all of them or none. If another process was first, its rows are kept.
-
-    Args:
-        folder: folder to write to.
-        rows: for each row the number of its record, whether its end was cut off, token ids, and which are trained.
+    """Write rows to a folder, so that readers find all of them or none. If another process was first, its rows are kept. A row has
+    the number of its record, whether its end was cut off, token ids, and which are trained.
     """
     ids, learned, lengths, records, cut = [], [], [0], [], []
     for record, is_cut, of_row, mask in rows:

@@ -1,6 +1,6 @@
 """The data of the WebNLG challenge of 2017: descriptions of facts."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree
@@ -39,16 +39,12 @@ class WebNLG(TextGeneration):
         return train, [example for example in test if example.label in seen]
 
 
-def read_webnlg(paths: Iterable[Path], folder: Path) -> Iterator[tuple[str, str, str]]:
-    """Source, category and reference of each text that is marked as good.
-
-    Args:
-        paths: paths of the files.
-        folder: their expected folder, for the error if there are none.
+def read_webnlg(paths: Sequence[Path], folder: Path) -> Iterator[tuple[str, str, str]]:
+    """Source, category and reference of each text that is marked as good. The error for no files names the folder in which they are
+    expected.
     """
-    paths = list(paths)
     require(
-        bool(paths),
+        len(paths) > 0,
         f"Found none of WebNLG's files in {folder.absolute()}: set --data.init_args.root to the folder that has train, dev, and "
         "test with testdata_with_lex.xml.",
     )

@@ -148,7 +148,7 @@ def _published(path: Path, entry: Any) -> Published:
         if not (key == "std" and value is None) and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise FederationError(f"{path}: published has {key} {value!r} of {entry['method']!r}, expected a number.")
     texts = {key: str(entry[key]) for key in ("method", "setting", "source") if entry.get(key) is not None}  # of YAML: 2019
-    return Published(**entry | texts)
+    return Published(**{**entry, **texts})
 
 
 def _report_options(path: Path, entry: Mapping[str, Any]) -> ReportOptions:
