@@ -1,5 +1,6 @@
 """Conversion of given data to tensors, with checks of their values."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,11 +41,16 @@ def checked_pools(given: Any, name: str) -> tuple[Inputs, Tensor, Inputs, Tensor
 
 def checked_inputs(given: Any, what: str) -> Inputs:
     """Inputs as tensors, or as lazy inputs."""
-    if isinstance(given, LazyInputs | Tensor):
+    if isinstance(given, LazyInputs):
         return given
     if isinstance(given, Mapping):
-        return {name: values if isinstance(values, Tensor) else as_tensor(values, what) for name, values in given.items()}
-    return as_tensor(given, what)
+        return {name: _tensor_of(values, what) for name, values in given.items()}
+    return _tensor_of(given, what)
+
+
+def _tensor_of(given: Any, what: str) -> Tensor:
+    """A tensor as it is, but for gradients, which are those of a network; else :func:`as_tensor`."""
+    return given.detach() if isinstance(given, Tensor) else as_tensor(given, what)
 
 
 def as_tensor(given: Any, what: str = "inputs") -> Tensor:
@@ -64,9 +70,10 @@ def as_tensor(given: Any, what: str = "inputs") -> Tensor:
     except ValueError as error:
         raise FederationError(f"The {what}: rows of different shapes ({error}): expected numbers of one shape each.") from error
     require(array.dtype.kind in "buif", f"The {what}: {array.dtype} of shape {array.shape}, expected numbers.")
+    require(not np.ma.is_masked(given), f"The {what}: masked numbers in an array; leave the examples out, or fill them in.")
     if array.dtype == np.longdouble:  # torch does not have it
         array = array.astype(np.float64)
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    tensor = _shared(array)
     if tensor.dtype == torch.float64:
         return tensor.to(torch.get_default_dtype())
     if tensor.dtype == torch.uint8 and tensor.dim() == 3:
@@ -76,16 +83,24 @@ def as_tensor(given: Any, what: str = "inputs") -> Tensor:
     return tensor
 
 
+def _shared(array: NDArray[Any]) -> Tensor:
+    """A tensor with the memory of an array, unless that is in another order, of rows or of bytes. Nothing writes to it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # of a pandas table, or of a file
+        return torch.from_numpy(np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C"))
+
+
 def as_labels(given: Any, what: str) -> Tensor:
-    """Labels as a tensor of shape (N,), int64.
+    """Labels of shape (N,) or (N, 1) as a tensor of shape (N,), int64.
 
     Raises:
         FederationError: if they are not integers, one per example.
     """
     try:
-        labels = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
+        labels = given if isinstance(given, Tensor) else _shared(np.asarray(given))
     except (TypeError, ValueError, RuntimeError) as error:
         raise FederationError(f"The {what} are {_kind(given)}: expected whole numbers from 0, one per example.") from error
+    labels = labels.flatten() if labels.shape[1:] == (1,) else labels
     require(
         labels.dim() == 1,
         f"The {what} have the shape {tuple(labels.shape)}: expected one whole number per example, shape (N,)"

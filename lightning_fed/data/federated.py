@@ -429,7 +429,7 @@ class FederatedDataModule(L.LightningDataModule):
                 f"{type(self.partition).__name__} assigns {len(holders)} examples to clients, but there are {len(groups)}: "
                 "give one name per example.",
             )
-            given = self.partition.min_examples, self.given_num_clients, self.partition_seed
+            given = self.partition, self.given_num_clients, self.partition_seed
             self.client_names, splits = divide_by_name(holders[owned], roles, shares, *given)
         return [Split(*(owned[part] for part in split)) for split in splits]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fed.errors import FederationError, require
+from lightning_fed.formatting import counted
 
 LONGEST_FIELD = 2**31 - 1
 """Maximum number of characters of a field. Python's default of 131,072 guards against files that never close a quotation."""
@@ -94,7 +95,8 @@ def csv_table(
             where, lacks = f"{path}, line {line},", len(fields) <= max(places)
             require(
                 skip_short or (not lacks and len(fields) <= len(columns)),
-                f"{where} has {len(fields)} columns, expected {len(columns)}: put fields that contain commas in quotation marks.",
+                f"{where} has {counted(len(fields), 'column')}, expected {len(columns)}: complete the line, and put fields "
+                "that contain commas or line breaks in quotation marks.",
             )
             if not lacks:
                 yield where, [fields[place] for place in places]

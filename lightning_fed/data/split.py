@@ -128,7 +128,7 @@ def divide_by_name(
     holders: NDArray[Any],
     roles: NDArray[np.int64] | None,
     shares: Shares,
-    min_examples: int | None,
+    partition: Partitioner,
     num_clients: int | None,
     seed: int,
 ) -> tuple[list[str], list[Split]]:
@@ -138,23 +138,23 @@ def divide_by_name(
         holders: name of each example's client, shape (N,).
         roles: the set of each example; see :func:`divide`.
         shares: sizes of the parts.
-        min_examples: see :attr:`Partitioner.min_examples`. A client without validation examples can take part. A client without
-            training examples can be unseen if ``min_examples`` is None.
+        partition: says with ``min_examples`` whom to leave out. A client without validation examples can take part. A client
+            without training examples can be unseen if ``min_examples`` is None.
         num_clients: number of clients to draw. None: all.
         seed: seed of the division and the draw.
     """
     names, parts = by_name(holders)
     splits = divide(parts, roles, shares._replace(at_least=1), seed)
-    needs_both = min_examples is not None
+    needs_both = partition.min_examples is not None
     incomplete = [k for k, split in enumerate(splits) if not len(split.test) or (needs_both and not len(split.train))]
     require(
         not incomplete or needs_both,
         f"{len(incomplete)} of {len(names)} clients lack an example to test on"
         + "".join(f" (the first is {names[k]!r}: {splits[k].sizes})" for k in incomplete[:1])
-        + ": set the partition's min_examples to 1 to leave them out"
+        + f": {partition.leave_out(1)} to leave them out"
         + ("." if roles is None else "; or set split to pooled, which divides all of its examples."),
     )
-    least, lacking = min_examples or 1, set(incomplete)
+    least, lacking = partition.min_examples or 1, set(incomplete)
     kept = [k for k, split in enumerate(splits) if k not in lacking and sum(map(len, split)) >= least]
     require(
         len(kept) > 0,

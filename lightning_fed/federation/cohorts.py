@@ -104,7 +104,7 @@ def draw_unseen(unseen: Unseen, clients: Sequence[ClientInfo], seed: int) -> fro
     require(
         not idle,
         f"{len(idle)} of {len(clients)} clients have no training examples and are not among the unseen ({idle[:3]}, …): set "
-        "unseen to their ids or to a larger share, or the partition's min_examples to 1, which leaves them out.",
+        "unseen to their ids or to a larger share, or leave them out with min_examples=1 of the partition ByColumn.",
     )
     return drawn
 

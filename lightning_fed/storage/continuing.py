@@ -54,7 +54,7 @@ def check_goes_on(
         if manifest.identity.get(key) != mine:
             raise FederationError(
                 f"Checkpoint {checkpoint.path} was made with {key} = {manifest.identity.get(key)!r}, this run has {mine!r}: "
-                "continue with the configuration and the data of that run, or start a new run without --ckpt_path."
+                "use the configuration and the data of that run, or start a new run without --ckpt_path."
             )
     if manifest.threads != threads:
         log.warning(
@@ -62,7 +62,7 @@ def check_goes_on(
             "sums may differ in their last bits. Set OMP_NUM_THREADS, or the engine's threads."
         )
     if different := differences(manifest.settings, settings):
-        log.warning(f"Checkpoint {checkpoint.path} was made with {'; '.join(different)}. The run continues with its own settings.")
+        log.warning(f"Checkpoint {checkpoint.path} was made with {'; '.join(different)}: what is given now applies.")
     what = f"The server state of checkpoint {checkpoint.path}"
     check_fits(checkpoint.server, server, what)
     check_dtypes(checkpoint.server, server, what, ": continue with the precision of that run.")

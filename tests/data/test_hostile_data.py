@@ -100,7 +100,7 @@ TEXTS = b"text,label\n" + b"the dog,a\nthe cat,b\n" * 10
 @pytest.mark.parametrize(
     ("content", "options", "parts"),
     [
-        (TEXTS + b"the dog\n", {}, ["t.csv, line 22,", "has 1 columns, expected 2", "quotation marks"]),
+        (TEXTS + b"the dog\n", {}, ["t.csv, line 22,", "has 1 column, expected 2", "quotation marks"]),
         (TEXTS + b"the dog,c\n", {}, ["found 'c' among the targets", "classes are 'a', 'b'"]),
         (TEXTS, {"classes": ["a", "b", "a"]}, ["name each class once"]),
         (b"text,label\n", {}, ["t.csv has no line below its header"]),

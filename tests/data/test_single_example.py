@@ -241,7 +241,7 @@ def test_remedies() -> None:
     whole = new_data(1, 60).client(0).data
     users = ["a"] * 30 + ["b"] * 2 + ["c"] * (len(whole) - 32)
     named = InMemory(whole.images, whole.labels, CLASSES, columns={"user": users}, partition=ByColumn("user"))
-    refused(model, named, r"^Client 1 has one training example.* min_examples, 3 or more")
+    refused(model, named, r"^Client 1 has one training example.* ByColumn\(column='user', min_examples=3\), to leave")
 
 
 def test_looking_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

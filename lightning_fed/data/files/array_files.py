@@ -87,6 +87,12 @@ class ArrayFiles(TableData):
                 f"Got {name}={value}, but {self.input} is {kind}: images are bytes. Leave {name} out.",
             )
         if self.image_size is not None:
+            channels = inputs.shape[1]
+            require(
+                channels in (1, 3),
+                f"Got image_size={self.image_size}, but {self.input} have {channels} channels: give grey or colour images, without "
+                "opacity, or leave image_size out.",
+            )
             inputs = resize(inputs, self.image_size)
         found = joined.pop("set")
         return Table(inputs, joined.pop(self.target), joined, None if set(found.tolist()) == {"train"} else found)
@@ -137,7 +143,7 @@ def load_arrays(file: Path) -> dict[str, NDArray[Any]]:
     try:
         if is_numpy:
             with np.load(file, allow_pickle=False) as opened:
-                found = dict(opened)
+                found = {name: _as_text(array) for name, array in opened.items()}
         else:
             found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # those of zipfile, pickle, torch and NumPy
@@ -156,6 +162,11 @@ def load_arrays(file: Path) -> dict[str, NDArray[Any]]:
     other = next((name for name in found if not isinstance(name, str)), None)
     require(other is None, f"{file} has a tensor by the name {other!r}, a {type(other).__name__}: name tensors by strings.")
     return {name: _as_numpy(tensor, f"{file} has {name}") for name, tensor in found.items()}
+
+
+def _as_text(array: Any) -> Any:
+    """Names that are bytes, as NumPy and HDF5 store them, as text in UTF-8; anything else unchanged."""
+    return np.char.decode(array, "utf-8") if isinstance(array, np.ndarray) and array.dtype.kind == "S" else array
 
 
 def _as_numpy(tensor: Tensor, what: str) -> NDArray[Any]:

@@ -157,8 +157,14 @@ def parquet_table(file: Path) -> Lines:
     table = read_parquet(file)
     refuse_doubles(table.column_names, f"The header of {file}")
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
-    return table.column_names, ((f"{file}, row {n},", [*map(_as_text, fields)]) for n, fields in enumerate(rows, start=1))
+    placed = ((f"{file}, row {n},", fields) for n, fields in enumerate(rows, start=1))
+    return table.column_names, ((place, [_as_text(value, place) for value in fields]) for place, fields in placed)
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: Any, place: str) -> str:
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise FederationError(f"{place} has bytes that are not text in UTF-8 ({error.object[:20]!r}): save text.") from error
     return "" if value is None else str(int(value) if isinstance(value, bool) else value)

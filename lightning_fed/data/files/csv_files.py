@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 WHOLE = 2**24
 """The largest number up to which float32 has all whole numbers."""
 
+INDEX = "__index_level_"
+"""How the name of a column begins in which pandas writes the numbers of rows to Parquet."""
+
 MOST_NAMED = 10
 """The largest number of clients that a warning names."""
 
@@ -154,11 +157,13 @@ class CSVFiles(ScaledColumns, TableData):
         names = self.input or [name for name in header if name not in other_use]
         if self.input is None:
             self._warn_of_identifiers({name: columns[name] for name in names})
-        require(
-            "" not in names or self.input is not None,
-            f"{files[0]} has a column without a name, as pandas writes the numbers of rows, which would be an input: take it out "
-            "(to_csv with index=False), or name the columns to use with --data.init_args.input.",
-        )
+            index = next((name for name in names if name == "" or name.startswith(INDEX)), None)
+            require(
+                index is None,
+                f"{files[0]} has {f'the column {index!r}' if index else 'a column without a name'}, as pandas writes the numbers "
+                "of rows, which would be an input: take it out (to_csv or to_parquet with index=False), or name the columns to use "
+                "with --data.init_args.input.",
+            )
         for name in header:
             if name in other_use or name not in names:  # blanks around a number do not matter, around a name they would
                 columns[name] = np.char.strip(columns[name])
@@ -211,6 +216,7 @@ class CSVFiles(ScaledColumns, TableData):
 
     def _lines(self, file: Path) -> Lines:
         if file.suffix.lower() == PARQUET:
+            require(self.columns is None, f"Got columns={self.columns}, but {file} has the names of its own: leave columns out.")
             return parquet_table(file)
         usual = "\t" if unpacked(file).suffix.lower() == ".tsv" else ","
         names, lines = csv_table(file, header=self.columns, delimiter=self.delimiter or usual)

@@ -191,8 +191,9 @@ class TableData(FederatedDataModule):
             require(
                 rows[0] == rows[1], f"{type(self).__name__} has {rows[0]} inputs and {rows[1]} targets: give one target per input."
             )
-            if table.targets.dtype == object and None in (values := table.targets.tolist()):
-                raise FederationError(f"{MISSING} {values.index(None)}: give one per example, or leave it out.")
+            names = table.targets.tolist() if table.targets.dtype.kind in "OU" else []
+            missing = next((row for row, name in enumerate(names) if name is None or name == ""), None)
+            require(missing is None, f"{MISSING} {missing}: give one per example, or leave it out.")
             if table.class_names is not None and (hidden := table.targets < 0).any():  # -1, as in test sets of the hub
                 raise FederationError(f"{MISSING} {int(hidden.argmax())}: give one per example, or leave it out.")
             sets = table.sets

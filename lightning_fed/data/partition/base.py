@@ -32,6 +32,10 @@ class Partitioner:
         """Whether the data say which client an example belongs to."""
         return type(self).holders is not Partitioner.holders
 
+    def leave_out(self, least: int) -> str:
+        """How clients with fewer examples, or with no training or test example, are left out; for errors."""
+        return f"set the partition's min_examples to {least}"
+
     def holders(self, column: Callable[[str], NDArray[Any]]) -> NDArray[Any] | None:
         """Each example's client in a natural partition: a name (string or number) per example, shape (N,). Each name is a client.
         Default: None, examples are dealt to ``num_clients`` clients.
@@ -136,7 +140,7 @@ class ClassesPerClient(Partitioner):
         """
         require(
             self.classes <= num_classes,
-            f"ClassesPerClient got classes={self.classes}, but the data have {num_classes} classes: set `classes` to "
+            f"ClassesPerClient got classes={self.classes}, but the data have {num_classes}: set `classes` to "
             f"at most {num_classes}.",
         )
         held = np.zeros((num_clients, num_classes), dtype=bool)

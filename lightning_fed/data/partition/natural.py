@@ -1,7 +1,7 @@
 """Natural partitions: the data say which client an example belongs to."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,10 @@ class ByColumn(Partitioner):
     def __post_init__(self) -> None:
         fine = self.min_examples is None or self.min_examples >= 1
         require(fine, f"ByColumn got min_examples={self.min_examples}: give a whole number from 1, or None.")
+
+    def leave_out(self, least: int) -> str:
+        """Names the whole partition: data that have ``client`` made it themselves."""
+        return f"set the partition to {replace(self, min_examples=least)}"
 
     def holders(self, column: Callable[[str], NDArray[Any]]) -> NDArray[Any]:
         return column(self.column)

@@ -67,6 +67,8 @@ class InMemory(FederatedDataModule):
             f"Got {len(class_names or ())} class_names and num_classes={num_classes}: give a name per class.",
         )
         known, known_of_tests = ({name: np.asarray(v) for name, v in (of_set or {}).items()} for of_set in (columns, test_columns))
+        for name, values in (*known.items(), *known_of_tests.items()):
+            require(values.ndim == 1, f"The column {name!r} has the shape {values.shape}: give one value per example, shape (N,).")
         self._columns = {
             name: np.concatenate([values, known_of_tests[name]]) if name in known_of_tests else values
             for name, values in known.items()

@@ -85,5 +85,5 @@ def _remedy(client: ClientInfo, data: FederatedDataModule) -> str:
         return "set batch_size to at least 2" if data.batch_size == 1 else "set the data's single_example to join or drop"
     if data.partition.is_natural:
         fewer = client.num_train + client.num_val + client.num_test + 1
-        return f"leave it out with the partition's min_examples, {fewer} or more, or use a network without batch norm"
+        return f"{data.partition.leave_out(fewer)}, to leave it out, or use a network without batch norm"
     return "lower num_clients, choose a milder partition or a smaller val_share, or use a network without batch norm"

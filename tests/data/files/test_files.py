@@ -101,6 +101,7 @@ def test_semicolons() -> None:
     ("text", "options", "message"),
     [
         ("a,b\n1,0\n", {"input": ["a", "d"]}, "has the columns a, b, but no input d"),
+        ("__index_level_0__,a,b\n0,1,0\n", {}, "t.csv has the column '__index_level_0__', as pandas writes the numbers of rows, "),
         (",a,b\n0,1,0\n1,1,1\n", {}, "t.csv has a column without a name, as pandas writes the numbers of rows, .* index=False"),
     ],
 )
@@ -144,6 +145,14 @@ def test_arrays_by_name(ending: str) -> None:
     assert labels.tolist() == [k % 2 for k in range(32)]
     assert data.client_names == (list(USERS) if ending == ".npz" else ["0", "1"])
     assert everything(ArrayFiles(str(upper), client="user", image_size=8))[0].shape == (32, 3, 8, 8)
+
+
+def test_names_that_are_bytes_are_text() -> None:
+    """As HDF5 and NumPy's fixed strings have them."""
+    np.savez("b.npz", images=np.zeros((40, 2)), labels=np.array([b"ill", b"well"] * 20), site=np.array(["é".encode(), b"s"] * 20))
+    data = ArrayFiles("b.npz", client="site")
+    data.setup()
+    assert (data.class_names, data.client_names) == (["ill", "well"], ["s", "é"])
 
 
 def test_sets_that_are_arrays_of_their_own() -> None:
@@ -196,6 +205,13 @@ def test_files_of_one_name_in_two_folders_are_two_clients(kind: Callable[..., Ta
         ({"images": np.zeros((2, 2)), "labels": np.zeros(3)}, {}, r"2 images and labels of shape \(3,\): give one per example"),
         ({"images": np.zeros((2, 2)), "labels": np.zeros((2, 3))}, {}, r"labels of shape \(2, 3\)"),
         ({"images": np.zeros((2, 2)), "labels": np.zeros(2)}, {"image_size": 8}, "Got image_size=8, but images is torch.float32"),
+        (
+            {"images": np.zeros((2, 5, 5, 4), np.uint8), "labels": np.zeros(2)},
+            {"image_size": 8},
+            "but images have 4 channels",
+        ),
+        ({"images": np.zeros((2, 2)), "labels": np.array([b"\xff", b"a"])}, {}, "Could not read .*npz .*UnicodeDecodeError"),
+        ({"images": np.zeros((2, 2)), "labels": np.array(["a", ""])}, {}, "Some examples have no target; the first is in row 1"),
         ({"images": np.zeros((2, 2)), "labels": np.zeros(2)}, {"std": (0.5,)}, r"Got std=\(0.5,\), but images is torch.float32"),
         ({"images": np.zeros((2, 2)), "labels": np.array([{}, {}])}, {}, "Could not read .*npz"),
         (
@@ -296,6 +312,27 @@ def test_arrays_in_memory() -> None:
     assert (named.num_classes, named.class_names) == (5, ["a", "b", "c", "d", "e"])
     with pytest.raises(FederationError, match="2 class_names and num_classes=4"):
         InMemory(images, labels, 4, class_names=["a", "b"])
+
+
+@pytest.mark.filterwarnings("error")
+def test_arrays_however_they_lie_in_memory() -> None:
+    """Backwards, in another order of bytes, read-only as those of pandas tables, with gradients, labels of shape (N, 1)."""
+    images, labels = np.random.default_rng(0).random((40, 6)).astype(np.float32), np.arange(40) % 4
+    backwards = images[::-1].copy()[::-1], labels[::-1].copy()[::-1]
+    fixed = images.copy()
+    fixed.flags.writeable = False
+    learned = torch.from_numpy(images).requires_grad_()
+    for other, own in (
+        backwards,
+        (images.astype(">f8"), labels.astype(">i8")),
+        (fixed, labels[:, None]),
+    ):
+        inputs, targets = everything(InMemory(other, own, partition=IID(), num_clients=2))
+        assert (inputs.tolist(), targets.tolist()) == (images.tolist(), labels.tolist())
+    inputs, _ = everything(InMemory({"x": learned}, labels, partition=IID(), num_clients=2))
+    assert not inputs["x"].requires_grad
+    with pytest.raises(FederationError, match="The images: masked numbers in an array"):
+        InMemory(np.ma.masked_greater(images, 0.5), labels)
 
 
 @pytest.mark.parametrize(

@@ -369,6 +369,18 @@ def test_files_without_a_header_and_of_parquet_are_read_alike() -> None:
     packed = CSVFiles("packed", val_share=0.0, **given)
     assert torch.equal(bare.client(0).data.images, expected)  # type: ignore[arg-type]
     assert torch.equal(packed.client(0).data.images, expected)  # type: ignore[arg-type]
+    with pytest.raises(FederationError, match=r"Got columns=\['age', .* but packed/north.parquet has the names of its own"):
+        CSVFiles("packed", columns=names, **given).setup()
+    for sick, expected_classes in ((b"yes", ["no", "yes"]), (b"\xff", None)):  # some programs write text as bytes
+        columns |= {"sick": [b"no", sick, sick]}
+        parquet.write_table(arrow.table(columns), "packed/south.parquet")
+        if expected_classes is None:
+            with pytest.raises(FederationError, match=r"south.parquet, row 2, has bytes that are not text in UTF-8 \(b'\\xff'\)"):
+                CSVFiles("packed", **given).setup()
+        else:
+            again = CSVFiles("packed", **given)
+            again.setup()
+            assert again.class_names == expected_classes
     Path("packed/north.parquet").write_text("age,pain")
     with pytest.raises(FederationError, match=r"north.parquet cannot be read as Parquet"):
         CSVFiles("packed", **given).setup()

@@ -157,7 +157,8 @@ def test_a_changed_column_is_another_federation() -> None:
         (natural(["a", "b"], columns={}), "no column 'user', its columns are: none"),
         (
             natural(["a"] * 9 + ["b"]),
-            r"1 of 2 clients lack .*: 1 train \+ 0 val \+ 0 test\): set .* min_examples to 1 to leave them out\.$",
+            r"1 of 2 clients lack .*: 1 train \+ 0 val \+ 0 test\): "
+            r"set the partition to ByColumn\(column='user', min_examples=1\) to leave them out\.$",
         ),
         (natural(["a", "b"] * 5, ["a"], split="official"), r"1 of 2 .*'b': 4 train \+ 1 val \+ 0 test.*split to pooled"),
         (natural(["a", "b"] * 5, num_clients=3), "num_clients=3, but the data have 2 clients"),
@@ -176,6 +177,8 @@ def test_what_cannot_be_is_refused(data: InMemory, message: str) -> None:
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(FederationError, match=r"column 'user' has the shape \(2, 1\): give one value per example"):
+        natural(["a", "b"], columns={"user": [["a"], ["b"]]})
     with pytest.raises(FederationError, match="min_examples=0"):
         ByColumn("user", 0)
 

@@ -252,7 +252,7 @@ def test_more_clients_than_examples_are_refused(partition: Partitioner) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: ClassesPerClient(11)(TRAIN10, 10, 0), "classes=11, but the data have 10 classes: set `classes`"),
+        (lambda: ClassesPerClient(11)(TRAIN10, 10, 0), "classes=11, but the data have 10: set `classes`"),
         (lambda: ClassesPerClient(0), "classes=0"),
         (lambda: ClassesPerClient(2)(np.arange(10).repeat(2), 15, 0), r"2 examples cannot be shared by the 3 clients"),
         (lambda: DirichletPerClient(0), "alpha=0"),

@@ -175,7 +175,7 @@ def test_e2e(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("meaning,ref\na,b\n", "has the columns meaning, ref, but needs mr, ref"),
-        ("mr,ref\nname[A]\n", "line 2, has 1 columns, expected 2"),
+        ("mr,ref\nname[A]\n", "line 2, has 1 column, expected 2"),
         ("mr,ref\nname A,b\n", r"line 2, has the meaning 'name A', expected one like name\[The Vaults\], eatType\[pub\]"),
         ('mr,ref\n"eatType[pub], area[b]",c\n', "line 2, has the meaning 'eatType"),
         ('mr,ref\n"name[A], pub",c\n', "line 2, has the meaning 'name"),

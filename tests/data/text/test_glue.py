@@ -46,7 +46,7 @@ def test_an_incomplete_line_is_refused_except_in_qqp(tmp_path: Path) -> None:
     (tmp_path / "SST-2").mkdir()
     for part in ("train", "dev"):
         (tmp_path / "SST-2" / f"{part}.tsv").write_text("sentence\tlabel\na\t1\nb\n")
-    with pytest.raises(FederationError, match=r"train\.tsv, line 3, has 1 columns, expected 2"):
+    with pytest.raises(FederationError, match=r"train\.tsv, line 3, has 1 column, expected 2"):
         GLUE("sst2", str(tmp_path), tokenizer="unused").examples()
 
 
