@@ -2,10 +2,10 @@
 
 A table stands between two comments. The first names the runs and, if there is one, their sweep, both relative to the page:
 
-    <!-- runs: results/quickstart.csv, sweep: ../configs/quickstart.sweep.yaml -->
+    <!-- runs: quickstart.csv, sweep: ../../configs/quickstart.sweep.yaml -->
     <!-- end -->
 
-``python -m lightning_fed.experiments.report.document docs/results.md`` renders them again.
+``python -m lightning_fed.experiments.report.document docs/results/digits.md`` renders them again.
 """
 
 import re
