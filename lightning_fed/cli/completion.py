@@ -43,12 +43,7 @@ def words(typed: str) -> list[str]:
 
 
 def answers(typed: Sequence[str], known: OptionIndex) -> list[str]:
-    """The completions of the last word.
-
-    Args:
-        typed: words of the line, starting with ``lightning-fed``.
-        known: all options.
-    """
+    """The completions of the last word of a line, whose first is ``lightning-fed``."""
     if len(typed) < 2:
         return []
     *before, current = typed

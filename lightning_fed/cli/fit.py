@@ -146,10 +146,8 @@ class FederationCLI(LightningCLI):
         check_config(self.config[self.config["subcommand"]])
 
     def dumped(self, **options: bool) -> dict[str, Any]:
-        """The whole configuration of the verb, with defaults, as names and numbers. It was validated when it was parsed.
-
-        Args:
-            **options: further options of jsonargparse's ``dump``.
+        """The whole configuration of the verb, with defaults, as names and numbers, with further options of jsonargparse's
+        ``dump``. It was validated when it was parsed.
         """
         text = self._parser(self.subcommand).dump(self.config[self.subcommand], skip_unset=False, skip_validation=True, **options)
         configuration: dict[str, Any] = yaml.safe_load(text)

@@ -66,11 +66,8 @@ def run(args: Sequence[str]) -> None:
 
 
 def join(cli: "FederationCLI", given: Namespace) -> None:
-    """Build the objects of ``fit`` for one client, and answer a server's messages until the process ends.
-
-    Args:
-        cli: the command line.
-        given: options of ``join``.
+    """Build the objects of ``fit`` for one client, and answer a server's messages until the process ends. ``given`` are the options
+    of ``join``.
     """
     from lightning_fed.cli.verb_settings import verb_settings
     from lightning_fed.data import IID
@@ -100,10 +97,6 @@ def join(cli: "FederationCLI", given: Namespace) -> None:
             write(given.output, module, data, facts)
 
         site = Site(spec, client, verb_settings(cli), folder / "states", export if given.output else None)
-        answer_all(site, partial(_supernode, given), folder, given.socket, given.without_supernode)
-
-
-def _supernode(given: Namespace, path: Path) -> list[str]:
-    """The command of Flower's process."""
-    port = commands.SUPERNODE_PORT if given.without_supernode else commands.free_port()
-    return commands.supernode(given.server, given.key.absolute(), given.root_certificates.absolute(), path, port)
+        port = commands.SUPERNODE_PORT if given.without_supernode else commands.free_port()
+        command = partial(commands.supernode, given.server, given.key.absolute(), given.root_certificates.absolute(), port=port)
+        answer_all(site, command, folder, given.socket, given.without_supernode)

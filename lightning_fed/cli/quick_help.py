@@ -23,14 +23,9 @@ def index() -> OptionIndex:
 
 
 def quick_help(args: Sequence[str]) -> str:
-    """The help that a command line asks for: of a verb of Federation, of a topic, or of one of the library's classes; empty if it
-    asks for something else.
-
-    Args:
-        args: arguments of the command line, starting with one of these verbs.
-
-    Raises:
-        FederationError: for an unknown option, if the index exists.
+    """The help that a command line asks for, whose first argument is a verb of Federation: of the verb, of a topic, or of one of
+    the library's classes; empty if it asks for something else. Raises :class:`FederationError` for an unknown option, if the index
+    exists.
     """
     match args:
         case [verb, ("-h" | "--help")]:

@@ -116,12 +116,8 @@ _CALLABLE = re.compile(r"Type \S*Callable\[.*?\] expects a function or a callabl
 
 
 def shorten(message: str, options: Collection[str] = (), verb: str = "fit") -> str:
-    """What is wrong, with which option, and what is expected.
-
-    Args:
-        message: jsonargparse's message.
-        options: names of the command line's options, such as ``federation.rounds``.
-        verb: verb of the command line.
+    """What is wrong by jsonargparse's message, with which option, and what is expected. ``options`` are the names of the options of
+    the verb's command line, such as ``federation.rounds``.
     """
     found = [key for key, _ in groupby(re.findall(r'Parser key "([^"]+)":', message))]
     keys = [key for place, key in enumerate(found) if key not in found[:place]]
@@ -293,11 +289,8 @@ def untyped(path: str) -> str:
 
 
 def known(key: str, hint: Any = None) -> list[str]:
-    """Names of the classes that an option takes, if they are the library's own.
-
-    Args:
-        key: last part of the option's name.
-        hint: type of the option, if known: some methods only take some networks.
+    """Names of the classes that an option takes, if they are the library's own, by the last part of the option's name. Its type, if
+    known, is a hint: some methods only take some networks.
     """
     module, base = HOMES.get(key, (lightning_fed.methods, type(None)))
     if key == "backbone" and hint is not None and not _names_networks(hint):

@@ -66,13 +66,7 @@ def run(args: Sequence[str]) -> None:
 
 
 def serve(cli: "FederationCLI", given: Namespace, keys: Sequence[Path]) -> None:
-    """Run ``fit`` with turns at sites.
-
-    Args:
-        cli: the command line.
-        given: options of ``serve``.
-        keys: the sites' public keys, in order of their clients.
-    """
+    """Run ``fit`` with turns at sites, whose public keys are in order of their clients. ``given`` are the options of ``serve``."""
     from lightning_fed.cli.verb_settings import verb_settings
     from lightning_fed.deployment.data import DataAtSites
     from lightning_fed.deployment.engine import Sites

@@ -73,10 +73,7 @@ def run(args: Sequence[str]) -> None:
 
 def known_cells(sweep: Sweep, best: Mapping[tuple[str, str], str]) -> list[Cell]:
     """The runs that try values, and all others whose settings are known, each once: the best trial is also one of the others.
-
-    Args:
-        sweep: the comparison.
-        best: best value of each tuned method, by setting and method.
+    ``best`` has the best value of each tuned method, by setting and method.
     """
     cells = (*sweep.trials, *(cell for cell in sweep.cells_with(best) if cell.value or cell.method not in sweep.tune))
     return list({cell.name: cell for cell in cells}.values())
@@ -153,17 +150,8 @@ def played(
     preempted: Callable[[], bool],
     wait: bool = False,
 ) -> None:
-    """Run some cells.
-
-    Args:
-        sweep: the comparison.
-        jobs: the runs.
-        known: all cells for ``cells.csv``.
-        workers: number of parallel runs.
-        console: where to show progress.
-        start: starts their processes.
-        preempted: whether the process was asked to stop.
-        wait: wait for those that are running in other processes.
+    """Run some cells in so many parallel processes, unless there are none. ``known`` are all cells for ``cells.csv``; ``preempted``
+    says whether the process was asked to stop; ``wait`` waits for those that are running in other processes.
     """
     if not jobs:
         return

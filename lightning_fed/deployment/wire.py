@@ -230,12 +230,7 @@ class SiteDescription:
 
 
 def pack_update(update: ClientUpdate, keeps: bool) -> bytes:
-    """An update as a message.
-
-    Args:
-        update: the client's update.
-        keeps: whether the client has a new private state after the turn.
-    """
+    """An update as a message; ``keeps``: whether the client has a new private state after the turn."""
     head = {"answer": "update", "client": update.client, "num_examples": update.num_examples, "metrics": update.metrics}
     return pack(head | {"keeps": keeps}, update.state)
 

@@ -28,11 +28,8 @@ METRICS = {
 
 
 def hint(name: str, renamed: Mapping[str, str]) -> str:
-    """The new name of an option or metric as the end of an error message; empty if it was not renamed.
-
-    Args:
-        name: the given name.
-        renamed: :data:`OPTIONS` or :data:`METRICS`.
+    """The new name of an option or metric of :data:`OPTIONS` or :data:`METRICS`, as the end of an error message; empty if it was
+    not renamed.
     """
     old = next((old for old in renamed if name == old or (old.endswith("/") and name.startswith(old))), None)
     return "" if old is None else f" (it is called {renamed[old]}{name.removeprefix(old)} now)"

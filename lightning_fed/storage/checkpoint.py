@@ -222,12 +222,8 @@ class Checkpoints:
         return [path for path in self._called_checkpoints() if _is_folder(path)]
 
     def load(self, path: Path, history: bool = True, verified: Container[str] = ()) -> Checkpoint:
-        """Read and verify a checkpoint.
-
-        Args:
-            path: folder of the checkpoint.
-            history: whether to read the metrics of earlier rounds, too.
-            verified: names of files of clients' states that are known to be intact.
+        """Read and verify the checkpoint in a folder, with the metrics of earlier rounds if ``history``; ``verified`` are names of
+        files of clients' states that are known to be intact.
 
         Raises:
             DamagedError: if any of its files is missing or damaged.
@@ -269,11 +265,8 @@ class Checkpoints:
         self._sweep()
 
     def finish(self, keep: Keep, stores: Iterable[ClientStore]) -> None:
-        """Free a finished run's disk space; checkpoints go first, so that none is left that names missing files.
-
-        Args:
-            keep: which checkpoints to keep.
-            stores: stores that are still in use, whose files stay.
+        """Free a finished run's disk space, but for the checkpoints to keep and the files of stores that are still in use;
+        checkpoints go first, so that none is left that names missing files.
         """
         if keep == "all":
             return

@@ -39,11 +39,8 @@ class OptionIndex:
     classes: Mapping[str, Mapping[str, Sequence[Option]]]
 
     def options(self, verb: str, chosen: Mapping[str, str]) -> dict[str, Option]:
-        """The options of a verb and of the chosen classes, by name.
-
-        Args:
-            verb: name of the verb.
-            chosen: values of options; only names of classes are used.
+        """The options of a verb and of the chosen classes, by name. Of the chosen values of options, only names of classes are
+        used.
         """
         found = {option.name: option for option in self.verbs[verb]}
         for name, value in sorted(chosen.items(), key=lambda item: item[0].count(".")):

@@ -86,12 +86,8 @@ class HelpAction(argparse._HelpAction):
 
 
 def described(parser: Any, known: Callable[..., Sequence[str]], refused: Sequence[str] | set[str] = ()) -> list[Option]:
-    """All options of a parser.
-
-    Args:
-        parser: argparse's or jsonargparse's.
-        known: returns the names of the library's classes that an option takes.
-        refused: names of options that exist only to say what to set instead.
+    """All options of a parser, argparse's or jsonargparse's. ``known`` returns the names of the library's classes that an option
+    takes; ``refused`` are options that exist only to say what to set instead.
     """
     return [
         Option(
@@ -113,13 +109,8 @@ def described(parser: Any, known: Callable[..., Sequence[str]], refused: Sequenc
 
 
 def page(verb: str, text: str, options: Sequence[Option], topic: str) -> str:
-    """The help of a verb.
-
-    Args:
-        verb: such as ``lightning-fed fit``.
-        text: description of the verb.
-        options: all its options.
-        topic: ``short``, ``all`` or a block.
+    """The help of a verb, such as ``lightning-fed fit``, with a description and all its options. The topic is ``short``, ``all`` or
+    a block.
     """
     lines = [f"usage: {verb} [--config NAME_OR_FILE] [options]", "", text, ""]
     shown = [option for option in options if wanted(option.name, topic)]

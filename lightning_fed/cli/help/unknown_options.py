@@ -11,13 +11,8 @@ OF_OPTIMIZERS = {"lr", "learning_rate", "momentum", "weight_decay", "betas", "ne
 
 
 def unknown(text: str, option: str, options: Collection[str], verb: str = "fit") -> str:
-    """A sentence about an unknown option, with the option that may have been meant.
-
-    Args:
-        text: beginning of the sentence.
-        option: the option, without dashes.
-        options: all known options.
-        verb: verb of the command line.
+    """A sentence that begins with a text about an unknown option, without dashes, and names the known option that may have been
+    meant.
     """
     blocks = sorted(name for name in options if name.rpartition(".")[2] == option)
     near = f" (did you mean --{blocks[0]}?)" if blocks else nearest(option, options, "--")

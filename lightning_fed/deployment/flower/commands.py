@@ -88,11 +88,8 @@ def write_home(folder: Path, address: str, certificates: Path) -> None:
 
 
 def write_app(folder: Path, path: Path) -> None:
-    """Write the app for Flower: it names code that is installed at the server and at the sites, and contains none.
-
-    Args:
-        folder: folder of the app.
-        path: path of the socket of ``lightning-fed serve``.
+    """Write the app for Flower: it names code that is installed at the server and at the sites, and contains none. ``path`` is that
+    of the socket of ``lightning-fed serve``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "LICENSE").write_text("Apache-2.0\n")

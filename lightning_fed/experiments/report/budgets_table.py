@@ -12,12 +12,8 @@ from lightning_fed.experiments.report.views import View, up_to
 
 
 def budget_tables(comparison: Comparison, rounds: pd.DataFrame, budgets: Sequence[float] | None) -> list[Layout]:
-    """A row per method; empty without budgets.
-
-    Args:
-        comparison: comparison of a setting.
-        rounds: rounds of all runs, as returned by :func:`.load_rounds`.
-        budgets: budgets in MiB, up and down together.
+    """A row per method of a setting; empty without budgets, which are in MiB, up and down together. The rounds are those of
+    :func:`.load_rounds`.
     """
     if not budgets:
         return []
@@ -32,12 +28,9 @@ def budget_tables(comparison: Comparison, rounds: pd.DataFrame, budgets: Sequenc
             for budget in budgets
         ]
         named = [Entry(method), Entry(metric)] if comparison.mixed else [Entry(method)]
-        rows.append([*named, *(_entry(value, comparison) for value in reached)])
+        said = ["–" if isnan(value) else f"{comparison.scale * value:.{comparison.digits}f}" for value in reached]
+        rows.append([*named, *map(Entry, said)])
     note = "What a method had reached when it had sent no more than so much, up and down: the mean of its runs."
     title = "At a budget" + (f": {comparison.setting}" if comparison.setting else "")
     columns = ["", *(["measured"] if comparison.mixed else []), *(f"{budget:g} MiB" for budget in budgets)]
     return [Layout(title, columns, rows, [note])]
-
-
-def _entry(value: float, comparison: Comparison) -> Entry:
-    return Entry("–" if isnan(value) else f"{comparison.scale * value:.{comparison.digits}f}")

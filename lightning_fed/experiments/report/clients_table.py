@@ -19,11 +19,8 @@ EVERYBODY = -1
 
 
 def clients_tables(comparison: Comparison, clients: pd.DataFrame) -> list[Layout]:
-    """Each client's last metrics with each method. Empty if clients have no names, or there are many.
-
-    Args:
-        comparison: comparison of a setting.
-        clients: as returned by :func:`.load_clients`.
+    """Each client's last metrics, as returned by :func:`.load_clients`, with each method of a setting. Empty if clients have no
+    names, or there are many.
     """
     column = measured(comparison)
     if not {"name", column} <= set(clients.columns):
@@ -42,12 +39,8 @@ def clients_tables(comparison: Comparison, clients: pd.DataFrame) -> list[Layout
 
 
 def cross_tables(comparison: Comparison, crossed: pd.DataFrame) -> list[Layout]:
-    """Metrics of each client's model (row) on each client's data (column): a table for each method with personal models. Empty if
-    no run has stored them, or there are many clients.
-
-    Args:
-        comparison: comparison of a setting.
-        crossed: as returned by :func:`.load_crossed`.
+    """Metrics of each client's model (row) on each client's data (column), as returned by :func:`.load_crossed`: a table for each
+    method of a setting with personal models. Empty if no run has stored them, or there are many clients.
     """
     column, tables = measured(comparison), list[Layout]()
     if not {"trained", column} <= set(crossed.columns):

@@ -127,12 +127,8 @@ def _with_tables(folders: Iterable[Path]) -> list[Path]:
 
 
 def _labelled(path: Path, vary: Sequence[str], sweeps: dict[Path, Played]) -> RunFolder | None:
-    """A run with its name in the comparison; None if its sweep no longer has it, or tried it without choosing it.
-
-    Args:
-        path: its folder.
-        vary: keys whose values are separate settings.
-        sweeps: the known sweeps, with the folders of their runs.
+    """A run with its name in the comparison; None if its sweep no longer has it, or tried it without choosing it. Values of the
+    keys to ``vary`` are separate settings; ``sweeps`` are those known so far, with the folders of their runs.
     """
     settings = read_settings(path)
     values = {key: settings.get(key, str(settings.get(f"{key}.class_path")).rpartition(".")[2]) for key in vary}

@@ -52,13 +52,8 @@ class Layout:
 
     @classmethod
     def of(cls, title: str, names: Mapping[str, Entry], columns: Sequence[Column], notes: Sequence[str]) -> "Layout":
-        """A table of columns.
-
-        Args:
-            title: title of the table.
-            names: the first entry of each row, by the row's name.
-            columns: the other columns.
-            notes: notes that are needed to read it.
+        """A table of columns. ``names`` are the first entries of the rows, by the row's name; ``notes`` those that are needed to
+        read it.
         """
         rows = [[first, *(column.entry(name) for column in columns)] for name, first in names.items()]
         return cls(title, ["", *(column.name for column in columns)], rows, list(notes))

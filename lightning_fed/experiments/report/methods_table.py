@@ -19,12 +19,8 @@ DEFAULT = ReportOptions()
 
 
 def tables(runs: pd.DataFrame, options: ReportOptions = DEFAULT, published: Sequence[Published] = ()) -> list[Layout]:
-    """A table per setting; see :func:`.comparisons` for errors.
-
-    Args:
-        runs: as returned by :func:`.load_runs`, or its CSV file.
-        options: what to show.
-        published: published numbers, shown with the results.
+    """A table per setting of the runs of :func:`.load_runs`, or of its CSV file, with published numbers beside the results; see
+    :func:`.comparisons` for errors.
     """
     return [methods_table(comparison, published) for comparison in comparisons(runs, options)]
 

@@ -12,11 +12,7 @@ DRAW = ["partition", "seed"]
 
 
 def cells_of(values: pd.Series) -> Cells:
-    """Values as a table without gaps; see :func:`.complete`.
-
-    Args:
-        values: values of a method, by :data:`DRAW`; NaN where unknown.
-    """
+    """The values of a method by :data:`DRAW`, NaN where unknown, as a table without gaps; see :func:`.complete`."""
     return complete(values.unstack("seed").to_numpy(float) if len(values) else values.to_numpy(float)[:, None])
 
 
@@ -26,12 +22,8 @@ def difference(one: pd.Series, other: pd.Series) -> Estimate:
 
 
 def best_group(values: Mapping[str, pd.Series], lower: bool = False) -> set[str]:
-    """The method with the best mean and those that are not separated from it; empty if no difference has an interval. Methods whose
-    difference has none, because of a single run, are not among them.
-
-    Args:
-        values: values of each method, see :func:`cells_of`.
-        lower: whether smaller values are better.
+    """The method with the best mean and those that are not separated from it, from the values of each method, see :func:`cells_of`;
+    empty if no difference has an interval. Methods whose difference has none, because of a single run, are not among them.
     """
     known = {name: series.dropna() for name, series in values.items() if math.isfinite(series.mean())}
     if not known:

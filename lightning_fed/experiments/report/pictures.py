@@ -79,12 +79,7 @@ def _styles() -> Iterator[Style]:
 
 
 def save(figure: Figure, path: Path) -> bytes:
-    """Write a picture as PDF and PNG, and return the latter.
-
-    Args:
-        figure: the picture.
-        path: its file without extension.
-    """
+    """Write a picture as PDF and PNG to a path without extension, and return the latter."""
     png = io.BytesIO()
     with rc_context(STYLE):  # ticks are made when a figure is drawn
         figure.savefig(f"{path}.pdf")
@@ -94,15 +89,9 @@ def save(figure: Figure, path: Path) -> bytes:
 
 
 def curves(rounds: pd.DataFrame, metric: str, over: str, styles: dict[str, Style], ends: Mapping[str, float]) -> Figure:
-    """Mean over seeds, a band of one standard deviation around it, and thin lines for the runs. A mean is over all of them: it ends
-    with the run that ends first.
-
-    Args:
-        rounds: rounds of one setting.
-        metric: the column to draw.
-        over: one of :data:`AXES`.
-        styles: colour and dashes of each method.
-        ends: reported value of each method, if it is not the mean at the last evaluation.
+    """Mean over seeds, a band of one standard deviation around it, and thin lines for the runs of a setting. A mean is over all of
+    them: it ends with the run that ends first. ``over`` is one of :data:`AXES`; ``ends`` has the reported value of each method, if
+    it is not the mean at the last evaluation.
     """
     column, label, unit = AXES[over]
     percent = in_percent(metric)
@@ -217,10 +206,8 @@ def dots(comparison: Comparison) -> Figure:
 
 
 def values_tried(tried: Mapping[tuple[str, str], Sequence[Trial]]) -> Figure:
-    """Tuned values, methods as rows: a dot for each value on the metric's axis, filled if it was chosen.
-
-    Args:
-        tried: as returned by :func:`.grouped`.
+    """Tuned values of the trials of :func:`.grouped`, methods as rows: a dot for each value on the metric's axis, filled if it was
+    chosen.
     """
     best = chosen([trial for of in tried.values() for trial in of])
     with rc_context(STYLE):

@@ -249,12 +249,7 @@ def _to_target(measured: pd.DataFrame, metric: str, target: float, lower: bool) 
 
 
 def stacked(runs: Collection[RunFolder], file: str) -> pd.DataFrame:
-    """A table of all runs that have it, below each other, with the columns of :data:`KEY` first.
-
-    Args:
-        runs: the runs.
-        file: one of :data:`READ`.
-    """
+    """A file of :data:`READ` of all runs that have it, below each other, with the columns of :data:`KEY` first."""
     tables = []
     for run in (run for run in runs if (run.path / file).is_file()):
         table = READ[file](run.path).copy()  # defragmented: otherwise pandas warns about each inserted column

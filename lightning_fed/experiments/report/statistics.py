@@ -83,12 +83,9 @@ class Components:
 
 
 def complete(cells: Cells) -> Cells:
-    """The cells without gaps: while one is missing, the partition or training seed with the largest share of missing cells is
+    """The cells without gaps (NaN): while one is missing, the partition or training seed with the largest share of missing cells is
     removed, of equal ones the training seed, since an interval is for new partitions first of all. If no two cells have either in
     common, each is a partition with its own training seed: shape (N, 1).
-
-    Args:
-        cells: NaN where a cell is missing.
     """
     known = ~np.isnan(cells)
     if max(known.sum(0).max(initial=0), known.sum(1).max(initial=0)) <= 1:
@@ -120,13 +117,6 @@ def error_of(ms_p: Any, ms_t: Any, ms_e: Any, partitions: Any, seeds: int) -> tu
     freedom are the combination's square over :math:`MS_P^2/(P-1) + MS_T^2/(T-1) + MS_E^2/((P-1)(T-1))`. A variance that is
     estimated below 0 is taken as 0: without that of partitions the combination is :math:`MS_T`, with T - 1 degrees of freedom;
     without that of training it is :math:`MS_P`; without both it is the variance over all cells, with PT - 1.
-
-    Args:
-        ms_p: :math:`MS_P`.
-        ms_t: :math:`MS_T`.
-        ms_e: :math:`MS_E`.
-        partitions: :math:`P`.
-        seeds: :math:`T`, training seeds on each.
     """
     of_p, of_t = partitions - 1, seeds - 1
     of_e = of_p * of_t
@@ -141,11 +131,8 @@ def error_of(ms_p: Any, ms_t: Any, ms_e: Any, partitions: Any, seeds: int) -> tu
 
 
 def estimate(cells: Cells) -> Estimate:
-    """The mean, and its error for new partitions and training seeds. With one training seed the interval is Student's, over
-    partitions; with one partition it is Student's, over training seeds, and only holds for this partition.
-
-    Args:
-        cells: without gaps, see :func:`complete`.
+    """The mean of cells without gaps, and its error for new partitions and training seeds. With one training seed the interval is
+    Student's, over partitions; with one partition it is Student's, over training seeds, and only holds for this partition.
     """
     P, T = cells.shape
     if not np.isfinite(cells).all() or not cells.size:
@@ -160,11 +147,7 @@ def estimate(cells: Cells) -> Estimate:
 
 
 def components(cells: Cells) -> Components:
-    """Variance components by the expected mean squares. With one partition all are NaN.
-
-    Args:
-        cells: without gaps, see :func:`complete`.
-    """
+    """Variance components of cells without gaps by the expected mean squares. With one partition all are NaN."""
     P, T = cells.shape
     if P < 2:
         return Components(math.nan, math.nan, math.nan)
@@ -215,15 +198,9 @@ def partitions_needed(mean: float, of: Components, seeds: int) -> int | None:
 
 
 def power(mean: float, of: Components, partitions: int, seeds: int) -> float:
-    """Share of sweeps whose 95 % interval does not contain 0. With one training seed, or another one for each partition, it is that
-    of Student's test. Otherwise it is the mean over :data:`SIMULATED` draws of the three mean squares, since an interval depends on
-    which variances a sweep estimates below 0.
-
-    Args:
-        mean: the true mean.
-        of: the true variances; those below 0 are taken as 0.
-        partitions: number of partitions, P.
-        seeds: number of training seeds on each, T.
+    """Share of sweeps whose 95 % interval does not contain 0, for a true mean and true variances, of which those below 0 are taken
+    as 0. With one training seed, or another one for each partition, it is that of Student's test. Otherwise it is the mean over
+    :data:`SIMULATED` draws of the three mean squares, since an interval depends on which variances a sweep estimates below 0.
     """
     P, T = partitions, seeds
     with np.errstate(divide="ignore", invalid="ignore"):

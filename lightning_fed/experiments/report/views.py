@@ -43,12 +43,7 @@ def in_percent(metric: str) -> bool:
 
 
 def lower_is_better(metric: str, facts: Mapping[str, Any] | None = None) -> bool:
-    """Whether smaller values of a column are better.
-
-    Args:
-        metric: the column.
-        facts: content of ``run.json``, which knows a user's own measures.
-    """
+    """Whether smaller values of a column are better. A user's own measures are known by ``facts``, the content of ``run.json``."""
     if facts and measure_of(facts["monitor"]) == measure_of(metric):
         return not facts["higher_is_better"]
     measure = measure_of(metric)
@@ -88,12 +83,8 @@ class View:
         return names.get(self.at) or f"mean of the last {self.span} measured rounds"
 
     def value(self, rounds: pd.DataFrame, metric: str, lower: bool | None = None) -> float:
-        """The number of a run; NaN if its rounds do not have it.
-
-        Args:
-            rounds: its ``metrics.csv``, or its first rounds.
-            metric: a column.
-            lower: whether smaller values are better. None: determined from its name.
+        """The number of a run, from its ``metrics.csv`` or its first rounds; NaN if they do not have it. ``lower``: whether smaller
+        values are better. None: determined from the name of the column.
         """
         measured = measured_in(rounds, metric)
         if self.span:

@@ -102,16 +102,8 @@ def page(
     commands: Sequence[str],
     notes: Sequence[str] = (),
 ) -> str:
-    """The HTML of a report.
-
-    Args:
-        title: title of the report.
-        findings: the results, in sentences.
-        tables: tables, in order.
-        pictures: PNG files by caption.
-        settings: table of the settings.
-        commands: commands that repeat the runs.
-        notes: further notes, such as runs that were left out.
+    """The HTML of a report: the results in sentences, tables, pictures (PNG files by caption), the table of the settings, commands
+    that repeat the runs, and further notes, such as runs that were left out.
     """
     shown = [
         f'<figure><img alt="{escape(name)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'

@@ -19,12 +19,9 @@ MEAN, LOWER, UPPER = "sweep/mean", "sweep/mean - std", "sweep/mean + std"
 
 
 def write_board(folder: Path, cells: Iterable[tuple[Cell, CellFolder]]) -> None:
-    """Write, for each setting and method, the mean of the monitored metric over runs and one standard deviation below and above it,
-    at the rounds at which all of them were evaluated. CUSTOM SCALARS shows them as a line with a band.
-
-    Args:
-        folder: folder of the sweep. Earlier events of the same methods are replaced.
-        cells: finished runs and their folders.
+    """Write, for each setting and method, the mean of the monitored metric over finished runs and one standard deviation below and
+    above it, at the rounds at which all of them were evaluated. CUSTOM SCALARS shows them as a line with a band. Earlier events of
+    the same methods in the sweep's folder are replaced.
     """
     curves: dict[tuple[str, str], list[dict[int, float]]] = {}
     for cell, place in cells:

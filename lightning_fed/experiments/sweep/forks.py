@@ -111,14 +111,8 @@ def forks(threads: int) -> Start:
 
 
 def play(program: str, args: Sequence[str], log: Path, variables: Mapping[str, str], lock: int) -> NoReturn:
-    """Run a cell, in the process that was forked for it.
-
-    Args:
-        program: the module that runs it.
-        args: its arguments.
-        log: see :class:`Start`.
-        variables: see :class:`Start`.
-        lock: stays open as long as the process lives.
+    """Run a cell's program, in the process that was forked for it; for the arguments see :class:`Start`. ``lock`` stays open as
+    long as the process lives.
     """
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # drops one that has arrived already
@@ -133,13 +127,8 @@ def play(program: str, args: Sequence[str], log: Path, variables: Mapping[str, s
 
 
 def run_program(args: Sequence[str], variables: Mapping[str, str], module: str) -> NoReturn:
-    """Run ``python -m`` this module and end the process as Python does, but without deallocating objects: a fork would copy all of
-    their memory to decrease reference counts.
-
-    Args:
-        args: its arguments.
-        variables: to be set in its environment.
-        module: the module.
+    """Run ``python -m`` this module with variables added to its environment and end the process as Python does, but without
+    deallocating objects: a fork would copy all of their memory to decrease reference counts.
     """
     os.environ.update(variables)
     sys.argv[1:] = args

@@ -150,10 +150,8 @@ class Sweep:
         return self.cells_with({})
 
     def cells_with(self, chosen: Mapping[tuple[str, str], str]) -> list[Cell]:
-        """All runs, seed by seed, so that a sweep that is stopped early has compared all methods.
-
-        Args:
-            chosen: best value of each tuned method, by setting and method.
+        """All runs, seed by seed, so that a sweep that is stopped early has compared all methods; with the chosen value of each
+        tuned method, by setting and method.
         """
         return [
             self._cell(setting, method, draw, chosen.get((setting, method), ""))

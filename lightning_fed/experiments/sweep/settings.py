@@ -65,15 +65,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path, remedy: str = "") -> dict[str, Any]:
-    """A JSON file that holds an object.
-
-    Args:
-        path: the file.
-        remedy: end of the error message, if there is more to say.
-
-    Raises:
-        FederationError: for anything else.
-    """
+    """A JSON file that holds an object. Raises :class:`FederationError` for anything else; its message ends with the remedy."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # invalid UTF-8 and invalid JSON are ValueErrors
