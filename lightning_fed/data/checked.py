@@ -58,7 +58,7 @@ def as_tensor(given: Any, what: str = "inputs") -> Tensor:
 
     Args:
         given: an array or lists. Bytes are images: grey, (N, H, W), or channels last, (N, H, W, C), or first, (N, C, H, W), where
-            C is 1, 3 or 4; if both are possible, channels first. 64-bit floats, NumPy's default, are converted to PyTorch's
+            C is 1, 3 or 4; if both are possible, channels first. Floats, of 64 bits in NumPy by default, are converted to PyTorch's
             default.
         what: name of the data, for errors.
 
@@ -74,7 +74,7 @@ def as_tensor(given: Any, what: str = "inputs") -> Tensor:
     if array.dtype == np.longdouble:  # torch does not have it
         array = array.astype(np.float64)
     tensor = _shared(array)
-    if tensor.dtype == torch.float64:
+    if tensor.is_floating_point():
         return tensor.to(torch.get_default_dtype())
     if tensor.dtype == torch.uint8 and tensor.dim() == 3:
         return tensor[:, None]

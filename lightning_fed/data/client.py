@@ -58,14 +58,8 @@ class ClientDataModule(L.LightningDataModule):
         return self.data.input_shape
 
     def setup(self, stage: str) -> None:
-        """Raises :class:`FederationError` if the Trainer has ``overfit_batches``: it would take examples for batches. Raised while
-        loaders are made, an error would leave Lightning's changes in PyTorch's class.
-        """
-        if stage == "fit" and (overfit := getattr(self.trainer, "overfit_batches", 0)):
-            raise FederationError(
-                f"The Trainer has overfit_batches={overfit}, which would replace the order of a client's batches: give it "
-                "limit_train_batches."
-            )
+        """See :func:`refuse_overfitting`."""
+        refuse_overfitting(self.trainer, stage)
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Shuffled batches; epoch ``e`` of a fit has the order of (``order_seed``, ``e``)."""
@@ -87,6 +81,17 @@ class ClientDataModule(L.LightningDataModule):
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Any:
         """Normalize and, in training, augment on the device."""
         return self.transform(batch, self.trainer)
+
+
+def refuse_overfitting(trainer: L.Trainer | None, stage: str | None) -> None:
+    """Raises :class:`FederationError` if the Trainer has ``overfit_batches``: it would take examples for batches. Raised while
+    loaders are made, an error would leave Lightning's changes in PyTorch's class.
+    """
+    if stage == "fit" and (overfit := getattr(trainer, "overfit_batches", 0)):
+        raise FederationError(
+            f"The Trainer has overfit_batches={overfit}, which would replace the order of a client's batches: give it "
+            "limit_train_batches."
+        )
 
 
 class PublicDataModule(ClientDataModule):

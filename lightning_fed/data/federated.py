@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from lightning_fed.data.batches import EXAMPLE, Batch, BatchTransform, Inputs, SharedTensors, SingleExample, count, join, take
 from lightning_fed.data.checked import check_labels, checked_pools, refuse_no_numbers
 from lightning_fed.data.checksum import checksum_of
-from lightning_fed.data.client import ClientDataModule, PublicDataModule
+from lightning_fed.data.client import ClientDataModule, PublicDataModule, refuse_overfitting
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.data.partition.base import ClassesPerClient, Partitioner
 from lightning_fed.data.public import PublicShare, as_of_clients, numbered
@@ -204,9 +204,13 @@ class FederatedDataModule(L.LightningDataModule):
     # ------------------------------------------------------------------------------------------------ for a federation
 
     def setup(self, stage: str | None = None) -> None:
-        """Load and partition the data, once."""
-        if self._data is not None:
-            return
+        """Load and partition the data, once. See also :func:`.refuse_overfitting`."""
+        refuse_overfitting(self.trainer, stage)
+        if self._data is None:
+            self._set_up()
+
+    def _set_up(self) -> None:
+        """Load and partition the data."""
         train_images, train_labels, test_images, test_labels = checked_pools(self.load(), type(self).__name__)
         labels = torch.cat([train_labels, test_labels])
         check_labels(type(self).__name__, self.num_labels, count(train_images) + count(test_images), labels)

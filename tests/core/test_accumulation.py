@@ -1,6 +1,7 @@
 """Steps of several batches, and calls outside of a federation."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -8,7 +9,9 @@ import pytest
 import torch
 from lightning.pytorch.tuner import Tuner
 from tiny import CLASSES, Net, new_data, new_federation, new_method, new_trainer, sgd
+from tiny_files import write_csv
 
+from lightning_fed.data import CSVFiles
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg, FedProto, FedProx
 
@@ -98,11 +101,15 @@ def test_what_a_trainer_would_do_to_gradients_is_an_option_of_the_module(option:
         new_federation(1, trainer=partial(new_trainer, **option)).fit(FedAvg(Net, CLASSES), new_data())
 
 
-def test_batches_to_overfit_are_refused_with_a_clients_data() -> None:
+def test_batches_to_overfit_are_refused_with_a_clients_data_and_all_clients() -> None:
     """Lightning's sampler would give single examples for batches."""
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "num_sanity_val_steps": 0}
-    with pytest.raises(FederationError, match=r"overfit_batches=2, .* give it limit_train_batches"):
-        new_trainer(max_epochs=1, overfit_batches=2, **options).fit(FedAvg(Net, CLASSES), datamodule=new_data().client(0))
+    write_csv(Path("table.csv"))
+    read = CSVFiles("table.csv", "kind", client="user", split_column="split")
+    read.setup()
+    for data in (new_data().client(0), new_data(), read):
+        with pytest.raises(FederationError, match=r"overfit_batches=2, .* give it limit_train_batches"):
+            new_trainer(max_epochs=1, overfit_batches=2, **options).fit(FedAvg(Net, CLASSES), datamodule=data)
 
 
 def test_a_module_answers_before_anybody_trains_it() -> None:

@@ -121,11 +121,9 @@ class CSVFiles(ScaledColumns, TableData):
         """Number of outputs of a network: one per class or number; one for a risk, or for yes and no."""
         return {"multiclass": self.num_labels, "regression": len(self.target)}.get(self.problem, 1)
 
-    def setup(self, stage: str | None = None) -> None:
-        """Read and partition the data, once; print warnings about clients that the data name."""
-        if self._data is not None:
-            return
-        super().setup(stage)
+    def _set_up(self) -> None:
+        """Read and partition the data; print warnings about clients that the data name."""
+        super()._set_up()
         names, counts = self.client_names, self.label_counts()
         if names is None:
             return

@@ -119,17 +119,16 @@ class TableData(FederatedDataModule):
         assert self._classes is not None
         return self._classes
 
-    def setup(self, stage: str | None = None) -> None:
-        if self._data is None:
-            self._read()
-            if self._finds_split:
-                self.split = "official" if self._roles is not None and TEST in self._roles else "pooled"
-                self.test_share = None if self.split == "official" else self.test_share
-            super().setup(stage)
-            self._order = None if self._roles is None else np.concatenate(self._places())
-            self._table = self._roles = None  # no longer needed
-            if self.predicts_labels:
-                self._warn_of_untrained_classes()
+    def _set_up(self) -> None:
+        self._read()
+        if self._finds_split:
+            self.split = "official" if self._roles is not None and TEST in self._roles else "pooled"
+            self.test_share = None if self.split == "official" else self.test_share
+        super()._set_up()
+        self._order = None if self._roles is None else np.concatenate(self._places())
+        self._table = self._roles = None  # no longer needed
+        if self.predicts_labels:
+            self._warn_of_untrained_classes()
 
     def _warn_of_untrained_classes(self) -> None:
         """Warn about classes that are tested, but that no client trains on."""

@@ -57,8 +57,8 @@ class Hospitals(ScaledColumns):
         self.root = root
         self._sites = np.arange(0)  # the site of each patient, those of the training set first
 
-    def setup(self, stage: str | None = None) -> None:
-        super().setup(stage)
+    def _set_up(self) -> None:
+        super()._set_up()
         if self.partition == ByColumn(SITE) and self.client_names is not None:
             self.client_names = [self.sites[int(name)] if name.isdecimal() else name for name in self.client_names]
 

@@ -294,8 +294,11 @@ def test_a_member_that_is_no_array_is_refused() -> None:
         ArrayFiles("a.npz").setup()
 
 
-def test_numbers_of_more_bits_than_those_of_torch() -> None:
-    assert as_tensor(X.numpy().astype(np.longdouble)).tolist() == X.tolist()
+@pytest.mark.parametrize("kind", [np.longdouble, np.float16])
+def test_numbers_of_more_or_fewer_bits_than_a_network_takes(kind: type[np.floating]) -> None:
+    """More than torch has, and half of them, as files are written to save space."""
+    assert as_tensor(X.half().numpy().astype(kind)).dtype == torch.float32
+    assert as_tensor(X.half().numpy().astype(kind)).tolist() == X.half().tolist()
 
 
 # ------------------------------------------------------------------------------------------------------------- in memory
