@@ -44,7 +44,12 @@ def take(inputs: Inputs, rows: Tensor | slice) -> Inputs:
     """The inputs of some examples."""
     if isinstance(inputs, LazyInputs):
         return Taken(inputs, torch.arange(len(inputs))[rows])
-    return inputs[rows] if isinstance(inputs, Tensor) else {name: tensor[rows] for name, tensor in inputs.items()}
+    return _rows(inputs, rows) if isinstance(inputs, Tensor) else {name: _rows(tensor, rows) for name, tensor in inputs.items()}
+
+
+def _rows(tensor: Tensor, rows: Tensor | slice) -> Tensor:
+    """Rows by their numbers, which ``index_select`` copies whole; indexing would copy one value after the other."""
+    return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
 
 
 def join(first: Inputs, second: Inputs) -> Inputs:
@@ -247,7 +252,7 @@ class SharedTensors(Dataset[Batch]):
 
     def __getitem__(self, indices: Tensor) -> Batch:
         """The batch of the examples at the given indices; texts are cut to the longest, see :func:`trimmed`."""
-        labels = self.labels[indices]
+        labels = _rows(self.labels, indices)
         read = self.images.read(indices) if isinstance(self.images, LazyInputs) else take(self.images, indices)
         if isinstance(read, Tensor):
             return read, labels
@@ -380,7 +385,6 @@ def random_crop_flip(images: Tensor, padding: int = 4) -> Tensor:
     rows = torch.arange(height) + shift[0]
     columns = torch.arange(width) + shift[1]
     columns = torch.where(mirrored, columns.flip(1), columns)
-    rows, columns = rows.to(images.device), columns.to(images.device)
-    batch = torch.arange(count, device=images.device)[:, None, None, None]
-    channel = torch.arange(channels, device=images.device)[:, None, None]
-    return pad(images, (padding,) * 4)[batch, channel, rows[:, None, :, None], columns[:, None, None, :]]
+    places = (rows[:, :, None] * (width + 2 * padding) + columns[:, None, :]).flatten(1).to(images.device)  # (B, H W)
+    padded = pad(images, (padding,) * 4).flatten(2)
+    return padded.gather(2, places[:, None].expand(-1, channels, -1)).view_as(images)
