@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -235,6 +236,14 @@ def label(option: str, value: Any, options: Iterable[str] = ()) -> str:
     ends = (".".join(parts[place:]) for place in reversed(range(len(parts))))
     end = next((end for end in ends if not any(other.endswith(f".{end}") for other in others)), plain(option))
     return f"{end}={_text(value)}"
+
+
+def number_of(value: object) -> float:
+    """A number, also one that YAML reads as text (``1e-3``); NaN for anything else."""
+    try:
+        return math.nan if isinstance(value, bool) else float(str(value))
+    except ValueError:
+        return math.nan
 
 
 def _text(value: Any) -> str:

@@ -1,6 +1,7 @@
 """Reading and checking the file of a sweep."""
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from lightning_fed.experiments.sweep.plan import (
     Seeds,
     Sweep,
     label,
+    number_of,
 )
 from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, plain, read_yaml, within
 
@@ -113,9 +115,15 @@ def _axis(path: Path, axis: str, values: Any, axes: Iterable[Any]) -> dict[str, 
     """An axis as named groups of overrides."""
     if isinstance(values, Mapping) and values:
         return {str(name): _overrides(path, f"grid.{axis}.{name}", overrides) for name, overrides in values.items()}
-    if isinstance(values, list) and values:
+    if isinstance(values, list) and values and _differ(axis, values):
         return {label(axis, value, map(str, axes)): _overrides(path, f"grid.{axis}", {axis: value}) for value in values}
-    raise FederationError(f"{path}: grid.{axis} is {values!r}, expected a list of values, or names and their overrides.")
+    raise FederationError(f"{path}: grid.{axis} is {values!r}, expected a list of different values, or names and their overrides.")
+
+
+def _differ(option: str, values: Sequence[Any]) -> bool:
+    """Whether all values differ; 1e-1, which YAML reads as text, is 0.1."""
+    numbers = map(number_of, values)
+    return len({label(option, v if math.isnan(n) else n) for v, n in zip(values, numbers, strict=True)}) == len(values)
 
 
 def _tune(path: Path, content: Mapping[str, Any], methods: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
@@ -132,7 +140,7 @@ def _tune(path: Path, content: Mapping[str, Any], methods: Sequence[str]) -> dic
     for method in methods:
         options = _overrides(path, f"tune.{method}", for_all | dict(own.get(method, {})))
         for option, values in options.items():
-            if not isinstance(values, list) or not values or len({label(option, value) for value in values}) < len(values):
+            if not isinstance(values, list) or not values or not _differ(option, values):
                 raise FederationError(f"{path}: tune.{option} is {values!r}, expected a list of different values.")
         if options:
             found[method] = options

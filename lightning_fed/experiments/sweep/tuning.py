@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.folder import OVER, CellFolder
-from lightning_fed.experiments.sweep.plan import VIEWS, Cell, Sweep
+from lightning_fed.experiments.sweep.plan import VIEWS, Cell, Sweep, number_of
 from lightning_fed.experiments.sweep.settings import read_json
 
 
@@ -59,8 +59,8 @@ def at_edges(sweep: Sweep, method: str, value: str) -> list[str]:
     """The options whose chosen value is the smallest or largest one, so that a better value may lie beyond."""
     found = []
     for option, given in sweep.values(method)[value].items():
-        tried = [number for number in map(_number, sweep.tune[method][option]) if not math.isnan(number)]
-        if len(tried) > 1 and _number(given) in (min(tried), max(tried)):
+        tried = [number for number in map(number_of, sweep.tune[method][option]) if not math.isnan(number)]
+        if len(tried) > 1 and number_of(given) in (min(tried), max(tried)):
             found.append(option.rpartition(".")[2])
     return found
 
@@ -72,14 +72,6 @@ def inequality(*sweeps: Sweep) -> str:
         return ""
     said = ", ".join(f"{method} {count or 'none'}" for method, count in counts)
     return f"Methods were tuned unequally; values tried: {said}."
-
-
-def _number(value: object) -> float:
-    """A number, also one that YAML reads as text (``1e-3``); NaN for anything else."""
-    try:
-        return math.nan if isinstance(value, bool) else float(str(value))
-    except ValueError:
-        return math.nan
 
 
 def _trial(cell: Cell, folder: CellFolder, at: str) -> Trial:

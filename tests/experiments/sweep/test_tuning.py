@@ -152,6 +152,7 @@ def test_the_picture_has_a_dot_per_value_and_the_chosen_is_full(whole: Sweep) ->
     [
         ({LR: []}, rf"tune.{LR} is \[\], expected a list of different values"),
         ({LR: [0.1, 0.1]}, "expected a list of different values"),
+        ({LR: [0.1, "1e-1"]}, "expected a list of different values"),
         ({LR: 0.1}, rf"tune.{LR} is 0.1, expected an option and its values, or a method \(FedAvg, Standalone\)"),
         ({"FedProx": {LR: [0.1]}}, "tune.FedProx is .*, expected an option"),
         ({"model": ["FedAvg", "FedProx"]}, "tune and method FedAvg or the grid both set model"),
