@@ -30,7 +30,9 @@ def tuning_tables(sweep: Sweep, tried: Sequence[Trial]) -> list[Layout]:
 
 def _row(sweep: Sweep, trials: Sequence[Trial], best: str | None) -> list[Entry]:
     """The values of a method, from best to worst."""
-    tried = Entry(", ".join(trial.cell.value + ("" if trial.status == "finished" else f" ({trial.status})") for trial in trials))
+    between = "; " if any(", " in trial.cell.value for trial in trials) else ", "  # lr=0.1, epochs=2 is one value
+    values = (trial.cell.value + ("" if trial.status == "finished" else f" ({trial.status})") for trial in trials)
+    tried = Entry(between.join(values))
     known = sorted((trial for trial in trials if not isnan(trial.score)), key=lambda trial: -trial.score)
     if best is None or not known:
         return [tried, Entry("not yet"), *[Entry("–")] * 3]

@@ -51,10 +51,17 @@ class CellFolder:
         self.log = path / "log.txt"
 
     @property
+    def _is_readable(self) -> bool:
+        """Whether the folder exists and this user may read it; a report names those that may not be read, and leaves them out."""
+        return os.access(self.path, os.R_OK | os.X_OK)
+
+    @property
     def result(self) -> CellRecord | None:
-        """The content of ``cell.json``; None before the first attempt. Raises :class:`FederationError` if no sweep wrote it."""
+        """The content of ``cell.json``; None before the first attempt, and if the folder may not be read. Raises
+        :class:`FederationError` if no sweep wrote it.
+        """
         path = self.path / "cell.json"
-        if not path.is_file():
+        if not self._is_readable or not path.is_file():
             return None
         remedy = " Remove it to run the cell again."
         content, known = read_json(path, remedy), CellRecord.__dataclass_fields__
@@ -69,7 +76,7 @@ class CellFolder:
     @property
     def run(self) -> Path | None:
         """Folder of the newest run that has finished a round."""
-        found = numbered(path.parent for path in self.path.glob("version_*/metrics.csv"))
+        found = numbered(path.parent for path in self.path.glob("version_*/metrics.csv")) if self._is_readable else {}
         return next(reversed(found), None)
 
     @property
@@ -116,7 +123,7 @@ class CellFolder:
             return "finished"  # it is never run again
         try:
             descriptor = os.open(self.path / ".lock", os.O_RDONLY)  # it may be another user's
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             return result.status if result else "waiting"
         try:
             if not self._taken(descriptor, shared=True):

@@ -15,7 +15,7 @@ from written_runs import add_facts, write_crossed, write_run, write_sweep
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report import load_clients, load_rounds, load_runs, read_runs
 from lightning_fed.experiments.report.methods_table import tables
-from lightning_fed.experiments.report.report import as_csv
+from lightning_fed.experiments.report.report import as_csv, report_on
 from lightning_fed.experiments.report.runs import work_of
 from lightning_fed.experiments.report.views import COSTS
 from lightning_fed.experiments.sweep.plan import ReportOptions
@@ -98,16 +98,24 @@ def test_runs_behind_links_count_once() -> None:
 
 def test_folders_that_cannot_be_read_are_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     write_sweep(Path("sweep"), {"Standalone": [0.7], "FedAvg": [0.8]})
-    scandir = os.scandir
 
-    def denied(path: str) -> Any:
-        if Path(path).name == "FedAvg":
-            raise PermissionError(errno.EACCES, "Permission denied", path)
-        return scandir(path)
+    def denying(function: Any) -> Any:
+        def denied(path: Any, *args: Any, **options: Any) -> Any:
+            if not isinstance(path, int) and "FedAvg" in Path(path).parts and (function is not stat or Path(path).name != "FedAvg"):
+                raise PermissionError(errno.EACCES, "Permission denied", path)
+            return function(path, *args, **options)
 
-    monkeypatch.setattr(os, "scandir", denied)
+        return denied
+
+    stat = os.stat
+    for function in (os.scandir, os.open, stat):
+        monkeypatch.setattr(os, function.__name__, denying(function))
+    monkeypatch.setattr(os, "access", lambda path, mode: "FedAvg" not in Path(path).parts)
     assert set(load_runs("sweep", "nowhere")["method"]) == {"Standalone"}
     assert caplog.messages == ["Left out: sweep/FedAvg cannot be read (Permission denied)."]
+    assert report_on([Path("sweep")]).notes == [
+        f"Left out: 1 of 2 runs in {Path('sweep').absolute()}, which have not finished a round."
+    ]
 
 
 def test_settings_stand_in_the_order_of_the_sweep_or_of_their_numbers() -> None:

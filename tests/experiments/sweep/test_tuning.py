@@ -15,6 +15,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report import load_runs
 from lightning_fed.experiments.report.pictures import values_tried
 from lightning_fed.experiments.report.report import report_on
+from lightning_fed.experiments.report.tuning_table import tuning_tables
 from lightning_fed.experiments.sweep.plan import Sweep
 from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.experiments.sweep.tuning import at_edges, chosen, grouped, inequality, trials
@@ -43,6 +44,11 @@ def test_every_value_is_tried_on_the_first_seeds_of_all_methods_or_of_one() -> N
     assert plan.trials[3].overrides == {"model": "FedAvg", LR: 0.1, "model.init_args.mu": 2}
     assert {"model.optimizer.lr", "model.mu"} <= plan.varied
     assert inequality(plan) == "Methods were tuned unequally; values tried: FedAvg 4, Standalone 2."
+    [table] = tuning_tables(plan, trials(plan, plan.folder))
+    assert [row[1].text.replace(" (waiting)", "") for row in table.rows] == [
+        "lr=0.01, mu=1; lr=0.01, mu=2; lr=0.1, mu=1; lr=0.1, mu=2",
+        "lr=0.01, lr=0.1",
+    ]
     Path("again.yaml").write_text(yaml.safe_dump(as_config(plan), sort_keys=False))
     assert read_sweep(Path("again.yaml")) == plan
 
