@@ -125,6 +125,8 @@ def shorten(message: str, options: Collection[str] = (), verb: str = "fit") -> s
     errors = [line for line in lines if line and not line.startswith(_NOISE)]
     text = "; ".join([line for line in errors if not line.startswith("Dict must include a class_path")] or errors)
     text = _in_words(text or _expected(message, lines) or " ".join(message.split()), _given(message))
+    if text.endswith("expected a whole number"):  # or a name: --client all
+        text = " or ".join([text, *_literals(message)])
     text = _with_names(text, message, keys, options, verb)
     text = re.sub(rf"(\S{{{LONGEST}}})\S+", r"\1…", text)
     return f"{'.'.join(keys)}: {text}" if keys else text
@@ -147,12 +149,17 @@ def _given(message: str) -> str:
     return "null" if value in ("None", "'None'") else value
 
 
+def _literals(message: str) -> list[str]:
+    """The values that an option takes by name, of its innermost type."""
+    listed = re.findall(r"Expected a typing\.Literal\[([^\]]*)\]", message.partition("Given value")[0])
+    return [value.strip().strip("'") for values in listed for value in values.split(",")]
+
+
 def _expected(message: str, lines: Iterable[str]) -> str:
     """What an option takes, if the message only lists types that the value does not have."""
     innermost = message.partition("Given value")[0]
     kinds = [_KINDS.get(name, "") for name in re.findall(r"Expected a <class '(\w+)'>", innermost)]
-    for values in re.findall(r"Expected a typing\.Literal\[([^\]]*)\]", innermost):
-        kinds += [value.strip().strip("'") for value in values.split(",")]
+    kinds += _literals(message)
     if classes := re.findall(r"Not a valid subclass of (\w+)", message):
         kinds = [f"the name of a {classes[0]}, or its class_path and init_args"]
     if "Not of type Tensor" in message and not kinds:

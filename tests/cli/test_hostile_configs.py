@@ -175,6 +175,12 @@ def test_nulls_and_numbers(args: list[str], parts: list[str], capsys: pytest.Cap
     check(capsys, args, parts)
 
 
+def test_a_number_or_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["export", "--config", "config.yaml", "--output", "o", "--client", "Paris"])
+    assert capsys.readouterr().err.rstrip().endswith("client: got 'Paris', expected a whole number or all")
+
+
 def test_null_replaces_what_a_file_sets_for_an_option_of_an_option() -> None:
     args = ["fit", "--config", "instructions/flowertune_general"]
     assert read("it", args)["model.backbone.quantization"] == "nf4"
