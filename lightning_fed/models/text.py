@@ -13,7 +13,7 @@ class TextTransformer(Backbone):
 
     Args:
         num_classes: outputs of the head.
-        vocab_size: number of token ids; id 0 is padding, which is neither attended to nor averaged.
+        vocab_size: number of token ids. Padding (id 0, or what a tokenizer's mask says) is neither attended to nor averaged.
         max_length: longest sequence.
         width: width of the embeddings.
         heads: attention heads.
@@ -45,9 +45,9 @@ class TextTransformer(Backbone):
         """Size of the vocabulary, and the longest text in tokens."""
         return self.tokens.num_embeddings, self.positions.num_embeddings
 
-    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
-        """Mean representation ``(B, width)`` of token ids ``(B, L)``."""
-        padding = x == 0  # (B, L)
+    def encode(self, x: Tensor | dict[str, Tensor], cut: str = "features") -> Tensor:
+        """Mean representation ``(B, width)`` of token ids ``(B, L)``, or of a tokenizer's ``input_ids`` and ``attention_mask``."""
+        x, padding = (x, x == 0) if isinstance(x, Tensor) else (x["input_ids"], x["attention_mask"] == 0)  # (B, L)
         hidden = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))  # (B, L, width)
         # PyTorch's fused kernel for eval mode gives NaN for a text of padding alone, whose mean is 0 whatever it attends to.
         hidden = self.encoder(hidden, src_key_padding_mask=padding & ~padding.all(dim=1, keepdim=True))
