@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 WHILE_WRITING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE})
 """Errors of a disk while an open file is written; the operating system does not name the file."""
 
+ABANDONED = 3600.0
+"""Seconds after which nobody is still writing a small file."""
+
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
@@ -70,11 +73,16 @@ def write_synced(path: Path, data: bytes, becomes: Path | None = None) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file under another name and rename it: readers on any machine see all of it, or the previous file, also after a power
-    failure.
+    failure. What processes that were killed meanwhile have left is removed after an hour.
     """
     aside = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")  # several may write at once
     write_synced(aside, text.encode(), becomes=path)
+    now = aside.stat().st_mtime  # of the file system: clocks of machines differ
     aside.replace(path)
+    for left in path.parent.glob(f".{path.name}.*"):
+        with suppress(OSError):  # another process removes it, or it is another user's
+            if now - left.stat().st_mtime > ABANDONED:
+                left.unlink()
 
 
 def sync_folder(folder: Path) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -265,6 +266,17 @@ def test_a_full_disk_leaves_the_facts_whole(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(OSError, match="No space left on device"):
             write_whole(path, "after")
     assert [(file.name, file.read_text()) for file in path.parent.iterdir()] == [("run.json", "before")]
+
+
+def test_files_of_killed_writers_are_removed_when_nobody_can_still_write_them() -> None:
+    path, now = Path("cells.csv"), time.time()
+    for name, age in (("here.1", 3700), ("elsewhere.1", 3700), ("elsewhere.2", 3500)):
+        Path(f".cells.csv.{name}").touch()
+        os.utime(f".cells.csv.{name}", (now - age, now - age))
+    Path(".cell.json.here.1").touch()
+    os.utime(".cell.json.here.1", (0, 0))
+    write_whole(path, "all of it")
+    assert {file.name for file in Path().iterdir()} == {"cells.csv", ".cells.csv.elsewhere.2", ".cell.json.here.1"}
 
 
 def test_facts_that_a_kill_leaves_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

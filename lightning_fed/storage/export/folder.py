@@ -1,7 +1,6 @@
 """The folder of an exported model."""
 
 import json
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -16,6 +15,7 @@ from lightning_fed.models.frozen import copy_learning
 from lightning_fed.storage.export.config import label_names, model_config
 from lightning_fed.storage.export.onnx import write_onnx
 from lightning_fed.storage.export.safetensors import write_safetensors
+from lightning_fed.system.disk import remove
 
 Format = Literal["safetensors", "onnx"]
 
@@ -63,23 +63,25 @@ def write(
         FederationError: if the method has no such export, or other files are in the folder.
     """
     refuse_others(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    new = folder / ".new"  # the same each time: leftovers of a kill are replaced
+    remove(new)
+    new.mkdir(parents=True)
     try:
-        with tempfile.TemporaryDirectory(prefix=".", dir=folder) as aside:
-            private, new = facts["client"] is not None, Path(aside)
-            if format == "onnx":
-                _refuse_parts(module, private, merged)
-                write_onnx(new / "model.onnx", module, data.client(facts["client"] or 0))
-            else:
-                _write(new, module, private, merged)
-            if name := getattr(data, "tokenizer", None):
-                tokenizer = load_tokenizer(name, pads=False)
-                if (template := getattr(data, "chat_template", None)) is not None:
-                    tokenizer.chat_template = template
-                tokenizer.save_pretrained(new)
-            _describe(new / "config.json", model_config(module, data, facts), label_names(data))
-            _replace(folder, new)
+        private = facts["client"] is not None
+        if format == "onnx":
+            _refuse_parts(module, private, merged)
+            write_onnx(new / "model.onnx", module, data.client(facts["client"] or 0))
+        else:
+            _write(new, module, private, merged)
+        if name := getattr(data, "tokenizer", None):
+            tokenizer = load_tokenizer(name, pads=False)
+            if (template := getattr(data, "chat_template", None)) is not None:
+                tokenizer.chat_template = template
+            tokenizer.save_pretrained(new)
+        _describe(new / "config.json", model_config(module, data, facts), label_names(data))
+        _replace(folder, new)
     finally:
+        remove(new)
         with suppress(OSError):  # it is not empty, if all went well
             folder.rmdir()
 

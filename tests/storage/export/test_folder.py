@@ -2,6 +2,8 @@
 
 import copy
 import json
+import os
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,7 @@ from lightning_fed.methods.pfedlora import build_adapter
 from lightning_fed.models import CNN5, Adapters, TransformerClassifier, VisionTransformer, Wrapped
 from lightning_fed.models.adapters import inside
 from lightning_fed.nn.low_rank import factors
+from lightning_fed.storage.export import folder
 from lightning_fed.storage.export.config import network_config
 from lightning_fed.storage.export.safetensors import write_safetensors
 from lightning_fed.storage.initial import initial_network
@@ -204,6 +207,24 @@ def test_nothing_of_an_earlier_export_is_left_beside_a_model() -> None:
     Path("exported/chat_template.jinja").touch()
     assert Path("exported/adapter.safetensors").exists()
     fit_and_export("FedAvg")
+    assert {path.name for path in Path("exported").iterdir()} == {"config.json", "model.safetensors"}
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_nothing_of_a_killed_export_is_left_beside_a_model() -> None:
+    data = new_data(2, 40)
+    new_federation(1, "runs").fit(new_method("FedAvg"), data)
+    child = os.fork()
+    if child == 0:
+        try:
+            folder._replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            new_federation(1, "runs").export(new_method("FedAvg"), data, "exported")
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    assert [path.name for path in Path("exported").glob("*/*")]
+    new_federation(1, "runs").export(new_method("FedAvg"), data, "exported")
     assert {path.name for path in Path("exported").iterdir()} == {"config.json", "model.safetensors"}
 
 
