@@ -1,5 +1,7 @@
 """Random crops and flips of batches."""
 
+from argparse import Namespace
+
 import pytest
 import torch
 from torch import Tensor
@@ -76,5 +78,10 @@ def test_what_cannot_be_augmented_is_refused(inputs: Inputs, message: str) -> No
 
 
 def test_images_with_several_labels_each_are_augmented() -> None:
-    inputs = {INPUT: IMAGES, TARGETS: torch.zeros(20, 4)}
-    InMemory(inputs, torch.arange(20) % 2, num_clients=2, partition=IID(), augment="crop_flip").setup()
+    inputs = {INPUT: torch.randint_like(IMAGES, 1, 255), TARGETS: torch.eye(20)}
+    client = InMemory(inputs, torch.arange(20) % 2, num_clients=2, partition=IID(), augment="crop_flip").client(0)
+    client.trainer = Namespace(training=True, precision_plugin=Namespace(convert_input=lambda images: images))
+    batch = next(iter(client.train_dataloader()))
+    images, targets = client.on_after_batch_transfer(batch, 0)
+    assert (images != batch[0] / 255).flatten(1).any(1).all()
+    assert torch.equal(targets, batch[1])

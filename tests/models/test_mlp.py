@@ -30,4 +30,7 @@ def test_it_can_be_factorized() -> None:
     def network(num_classes: int, width: float = 1.0) -> MLP:
         return MLP(num_classes, inputs=48, hidden=[8, 6], width=width)
 
-    new_federation(1).fit(FedHM(network, 4), data)
+    federation = new_federation(1)
+    federation.fit(FedHM(network, 4, ratios=[1 / 2]), data)
+    shapes = [tuple(tensor.shape) for tensor in federation.client_module(0).shared_state().values() if tensor.dim() > 1]
+    assert shapes == [(4, 48), (8, 4), (3, 8), (6, 3), (4, 6)]
