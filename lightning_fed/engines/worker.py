@@ -245,7 +245,7 @@ class Worker:
                 return {}
             callbacks = [self.flops] if best is None else [self.flops, best]
             trainer = self.trainers.for_fit(epochs, callbacks, **({} if best is None else best.trainer_options))
-            if (limit := trainer.limit_train_batches) != 1.0:
+            if isinstance(limit := trainer.limit_train_batches, int) or limit != 1.0:  # 1 is one batch, 1.0 all of them
                 if data.start is not None:
                     raise FederationError(
                         f"limit_train_batches is {limit}, but continue_epochs counts whole epochs: leave one of them out."

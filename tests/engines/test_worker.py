@@ -331,11 +331,12 @@ def test_phases_are_asked_for_once_per_turn(monkeypatch: pytest.MonkeyPatch) -> 
     assert Asked.times == 3
 
 
-def test_steps_do_not_depend_on_the_length_of_epochs() -> None:
+@pytest.mark.parametrize("limit", [2, 1])
+def test_steps_do_not_depend_on_the_length_of_epochs(limit: int) -> None:
     """Shorter epochs are more of them, also for a phase that comes after another."""
-    trainer, engine = partial(new_trainer, limit_train_batches=2), Recording()
+    trainer, engine = partial(new_trainer, limit_train_batches=limit), Recording()
     rep = FedRep(Net, CLASSES, head_epochs=1, optimizer=sgd, steps=7)
-    for model, steps in ((FedAvg(Net, CLASSES, sgd, steps=7), 7), (rep, 2 + 7)):
+    for model, steps in ((FedAvg(Net, CLASSES, sgd, steps=7), 7), (rep, limit + 7)):
         new_federation(1, trainer=trainer, engine=engine).fit(model, new_data(2, 120))
         assert [update.metrics["steps"] for update in engine.trained[-2:]] == [steps, steps]
 
