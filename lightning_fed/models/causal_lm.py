@@ -73,6 +73,7 @@ class CausalLM(TransformerLM):
             network: Any = self.network  # from transformers 5.24 on, the older name is deprecated
             checkpoint = getattr(network, "activation_checkpointing_enable", network.gradient_checkpointing_enable)
             checkpoint({"use_reentrant": False})
+            network.disable_input_require_grads()  # for reentrant checkpoints; its hooks cannot be sent to worker processes
         if end_token_ids is not None:
             require(len(end_token_ids) > 0, "end_token_ids is empty: name a token that ends an answer, or leave it out.")
             self._search["eos_token_id"] = end_token_ids

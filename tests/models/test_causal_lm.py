@@ -1,6 +1,7 @@
 """Causal language models of any size: what they compute of a batch, how they are loaded, and when they generate."""
 
 import math
+import pickle
 import re
 import warnings
 from functools import partial
@@ -70,6 +71,7 @@ def test_checkpointing_computes_the_same_gradients(tmp_path: Path) -> None:
         gradients.append({name: p.grad for name, p in module.named_parameters() if p.grad is not None})
     assert gradients[0].keys() == gradients[1].keys()
     assert all(torch.equal(gradient, gradients[1][name]) for name, gradient in gradients[0].items())
+    assert pickle.loads(pickle.dumps(module.backbone)).network.is_gradient_checkpointing  # it reaches worker processes
 
 
 @pytest.mark.parametrize("options", [{"padding": "left"}, {"packing": True}, {"accumulate": 2}], ids=str)
