@@ -371,8 +371,11 @@ def test_a_given_model_is_in_memory_once() -> None:
 
 
 def test_a_text_model_is_trained_as_a_whole() -> None:
+    model = hub_roberta()
     for method in (FedAvg, FedRep, PFedLoRA):
-        assert fit(method, hub_roberta, texts=True).run.history
+        trained = fit(method, lambda num_classes: copy.deepcopy(model), texts=True).client_module(0).backbone.network
+        for name in ("roberta.embeddings.word_embeddings.weight", "classifier.out_proj.weight"):
+            assert not torch.equal(trained.get_parameter(name), model.get_parameter(name))
 
 
 def test_a_model_for_other_classes_is_refused() -> None:
