@@ -1,5 +1,6 @@
 """Learning in phases, in a plain Trainer with no federation in sight: the program of docs/phases.md."""
 
+import copy
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -102,6 +103,15 @@ def test_each_phase_has_an_optimizer_of_its_own() -> None:
         assert group["lr"] == lr
     momenta = [optimizer.state[module.head.weight]["momentum_buffer"] for optimizer in (probe, tune)]
     assert not torch.equal(*momenta)
+
+
+def test_a_phase_that_is_run_again_begins_with_an_empty_optimizer() -> None:
+    repeated = new_module()
+    apart = copy.deepcopy(repeated)
+    fit(repeated, 2 * EPOCHS)
+    for _ in range(2):
+        fit(apart)
+    assert same(repeated.state_dict(), apart.state_dict())
 
 
 @pytest.mark.parametrize(("fused", "device"), [(False, "cpu"), (True, "meta")])
