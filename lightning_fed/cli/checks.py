@@ -131,6 +131,5 @@ def _takes_null(maker: Any, parameter: inspect.Parameter) -> bool:
         return True
     if hint in (Any, object, None, types.NoneType):
         return True
-    return types.NoneType in typing.get_args(hint) or any(
-        not isinstance(hint, type) and arg is Any for arg in typing.get_args(hint)
-    )
+    taken = typing.get_args(hint)
+    return types.NoneType in taken or (Any in taken and not isinstance(hint, type))

@@ -40,7 +40,6 @@ class ConfigFile(ActionConfigFile):
     """A configuration: a file, the name of one that comes with the package, or YAML."""
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        """Read the configuration."""
         super().__call__(parser, cfg, values if is_yaml(values) else str(found(values)), option_string)
 
 

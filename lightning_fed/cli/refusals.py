@@ -167,8 +167,8 @@ def _expected(message: str, lines: Iterable[str]) -> str:
     if "NestedArg(" in message and len(kinds) > 1:  # options of an option: only the outer one may be null
         kinds = [kind for kind in kinds if kind != "null"]
     kinds = list(dict.fromkeys(filter(None, kinds)))
-    value = _given(message) or next(iter(re.findall(r"Got value: (.*)", message)), "")
-    return f"got {value or 'something else'}, expected {' or '.join(kinds)}" if kinds else ""
+    value = _given(message) or next(iter(re.findall(r"Got value: (.*)", message)), "something else")
+    return f"got {'null' if value == 'None' else value}, expected {' or '.join(kinds)}" if kinds else ""
 
 
 def _in_words(text: str, value: str) -> str:

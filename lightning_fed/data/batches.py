@@ -313,7 +313,6 @@ class BatchTransform:
     augment: Literal["none", "crop_flip"]
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be used for normalization."""
         good = all(math.isfinite(value) for value in (*self.mean, *self.std)) and min(self.std) > 0
         require(good, f"Got mean={list(self.mean)} and std={list(self.std)}: give numbers, and of std numbers above 0.")
 

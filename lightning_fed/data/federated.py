@@ -210,7 +210,6 @@ class FederatedDataModule(L.LightningDataModule):
             self._set_up()
 
     def _set_up(self) -> None:
-        """Load and partition the data."""
         train_images, train_labels, test_images, test_labels = checked_pools(self.load(), type(self).__name__)
         labels = torch.cat([train_labels, test_labels])
         check_labels(type(self).__name__, self.num_labels, count(train_images) + count(test_images), labels)

@@ -60,7 +60,6 @@ class DataAtSites(FederatedDataModule):
 
     @property
     def num_clients(self) -> int:
-        """Number of sites."""
         return len(self._clients)
 
     def setup(self, stage: str | None = None) -> None: ...

@@ -140,7 +140,6 @@ class Site:
         refuse_single_examples(self._worker.template, spec.data, [self.info], spec.seed)
 
     def answer(self, message: bytes) -> bytes:
-        """Handle a message and return the answer."""
         try:
             head, tensors = unpack(message, "The server's")
             if (client := counted(head, "client", "The server's")) != self.client:

@@ -158,7 +158,6 @@ class TurnRequest:
     frozen: str
 
     def pack(self, settings: VerbSettings) -> bytes:
-        """The request as a message."""
         turn, broadcast = self.turn, self.turn.broadcast
         head = {"ask": "turn", **settings.head, "run": self.run, "held": self.held}
         head |= {"data": self.data, "frozen": self.frozen}
@@ -211,7 +210,6 @@ class SiteDescription:
     data: str
 
     def pack(self) -> bytes:
-        """The description as a message."""
         names = ("num_train", "num_val", "num_test")
         sizes = {name: getattr(self.info, name) for name in names}
         return pack({"answer": "described", "client": self.info.id, **sizes, "labels": self.info.label_counts, "data": self.data})

@@ -37,7 +37,6 @@ class ClientEntry:
 
     @property
     def records(self) -> list[FileRecord]:
-        """The client's files."""
         return [record for record in (self.client, self.server) if record is not None]
 
 

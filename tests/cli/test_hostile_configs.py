@@ -152,6 +152,7 @@ def test_what_works_works() -> None:
         ([f"{D}image_size=null"], ["data.image_size is null"]),
         ([f"{D}partition.init_args.classes=null"], ["data.partition.classes: got null, expected a number"]),
         (["--federation.rounds=null"], ["federation.rounds: got null, expected a number"]),
+        (["--federation.keep=null"], ["federation.keep: got null, expected all or last or none"]),
         (["--federation.rounds=1.5"], ["federation.rounds: got '1.5', expected a whole number"]),
         (
             [f"{M}backbone=MLP", f"{M}backbone.hiden=[3]"],

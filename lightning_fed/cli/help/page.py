@@ -79,7 +79,6 @@ class HelpAction(argparse._HelpAction):
         self.nargs, self.choices, self.metavar = "?", TOPICS, "TOPIC"
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        """Print the help."""
         parser.topic = values or "short"
         parser.print_help()
         parser.exit()

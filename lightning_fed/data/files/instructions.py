@@ -125,7 +125,6 @@ class Instructions(TableData):
 
     @property
     def num_labels(self) -> int:
-        """Number of labels to partition by."""
         return super().num_classes
 
     @property

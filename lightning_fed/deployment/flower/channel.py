@@ -43,7 +43,6 @@ class Listener:
         return Connection(connection.detach())
 
     def close(self) -> None:
-        """Close the socket."""
         self._socket.close()
         self.path.unlink(missing_ok=True)
 

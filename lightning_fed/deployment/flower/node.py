@@ -44,7 +44,6 @@ class SuperNode:
             self._child = commands.Child(self.command, self.folder / "supernode.log", self.folder / "flower")
 
     def stop(self) -> None:
-        """Stop it."""
         if self._child is not None:
             self._child.stop()
 

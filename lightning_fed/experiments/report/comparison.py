@@ -119,7 +119,6 @@ class Comparison:
 
     @property
     def seeds(self) -> list[int]:
-        """Training seeds."""
         return sorted(map(int, self.runs["seed"].unique()))
 
     @property

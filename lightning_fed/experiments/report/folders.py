@@ -78,7 +78,6 @@ class RunFolder:
 
     @property
     def label(self) -> tuple[str, str]:
-        """Method and setting."""
         return self.method, self.setting
 
 

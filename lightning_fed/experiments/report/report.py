@@ -60,7 +60,6 @@ class Report:
     view: View
 
     def show(self, console: Console) -> None:
-        """Print tables and notes."""
         for table in self.tables:
             console.print(terminal(table, console.width))
         for note in self.notes:

@@ -66,7 +66,6 @@ class View:
     at: str = "last"
 
     def __post_init__(self) -> None:
-        """Refuse unknown views."""
         if not VIEWS.fullmatch(self.at):
             raise FederationError(f"at is {self.at!r}, expected last, selected, best or, say, mean10.")
 

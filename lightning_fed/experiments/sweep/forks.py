@@ -54,8 +54,9 @@ def _descriptor(passed: Any) -> Any:
 
 
 class Fork:
-    """A process for a cell, see :class:`Start`: a fork of a process that has imported torch, Lightning and what else this process
-    has imported to check the cells. It starts without waiting for imports. If the server dies, the next cell starts another one.
+    """A process for a cell, see :class:`Start` and :class:`CellProcess`: a fork of a process that has imported torch, Lightning and
+    what else this process has imported to check the cells. It starts without waiting for imports. If the server dies, the next cell
+    starts another one.
 
     Raises:
         FederationError: if the server has ended before it could start anything.
@@ -80,23 +81,19 @@ class Fork:
             os.environ.update(before)
 
     def poll(self) -> int | None:
-        """See :class:`CellProcess`."""
         code = self._process.exitcode
         return LOST if code == UNKNOWN else code
 
     def wait(self, timeout: float) -> int:
-        """See :class:`CellProcess`."""
         self._process.join(timeout)
         if (code := self.poll()) is None:
             raise subprocess.TimeoutExpired("fork", timeout)
         return code
 
     def send_signal(self, number: int, /) -> None:
-        """See :class:`CellProcess`."""
         self._give(os.kill, number)
 
     def kill(self) -> None:
-        """See :class:`CellProcess`."""
         self._give(os.killpg, signal.SIGKILL)
 
     def _give(self, send: Any, number: int) -> None:

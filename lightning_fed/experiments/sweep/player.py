@@ -98,7 +98,6 @@ class Attempt:
 
     @property
     def ended(self) -> bool:
-        """Whether the process has ended."""
         return self._process.poll() is not None
 
     def ask_to_end(self, number: int = signal.SIGTERM) -> None:

@@ -40,7 +40,6 @@ class SweepProgress:
         self._bar.stop()
 
     def began(self, name: str) -> None:
-        """A run was started."""
         self._say(f"{name}: started")
 
     def passed_over(self, name: str, status: str, rounds: int) -> None:
@@ -50,7 +49,6 @@ class SweepProgress:
             self._count(rounds)
 
     def ended(self, name: str, result: CellRecord, rounds: int) -> None:
-        """A run has ended."""
         self._count(rounds)
         left = f", about {clock(self.left)} left" if self.left else ""
         error = f": {result.error}" if result.error else ""
