@@ -12,6 +12,7 @@ from lightning_fed.cli.options import Options, positive, restricted
 from lightning_fed.deployment.flower import commands
 from lightning_fed.errors import require
 from lightning_fed.options import NonNegativeInt
+from lightning_fed.system.folders import from_home
 from lightning_fed.system.signals import Terminated, stopped_by_signals
 
 if TYPE_CHECKING:  # these imports load torch
@@ -31,15 +32,21 @@ def parser() -> Options:
     own("--server", required=True, metavar="HOST:PORT", help="where the server is")
     client = restricted(NonNegativeInt, "number from 0 on")
     own("--client", type=client, required=True, metavar="N", help="number of this site in the study")
-    own("--key", type=Path, required=True, metavar="FILE", help="private key of this site; the server has the public one")
-    own("--root_certificates", type=Path, required=True, metavar="FILE", help="certificate that signed the server's certificate")
-    own("--folder", type=Path, metavar="DIR", help="for private states and Flower's log (default: site-N)")
-    own("--output", type=Path, metavar="DIR", help="export the client's model there after each evaluation")
+    own("--key", type=from_home, required=True, metavar="FILE", help="private key of this site; the server has the public one")
+    own(
+        "--root_certificates",
+        type=from_home,
+        required=True,
+        metavar="FILE",
+        help="certificate that signed the server's certificate",
+    )
+    own("--folder", type=from_home, metavar="DIR", help="for private states and Flower's log (default: site-N)")
+    own("--output", type=from_home, metavar="DIR", help="export the client's model there after each evaluation")
     own("--threads", type=positive, metavar="N", help="number of torch threads (default: number of cores)")
     own(
         "--partitioned", action="store_true", help="the data are those of all clients, dealt as configured: take this client's part"
     )
-    own("--socket", type=Path, metavar="FILE", help="where Flower's process finds this one (default: in a temporary folder)")
+    own("--socket", type=from_home, metavar="FILE", help="where Flower's process finds this one (default: in a temporary folder)")
     own("--without_supernode", action="store_true", help="print the command of Flower's process, for another user to run it")
     return parser
 

@@ -15,6 +15,7 @@ from lightning_fed.federation.federation import Federation
 from lightning_fed.federation.run import Run
 from lightning_fed.seeding import isolated
 from lightning_fed.storage.run_folder import run_folder_of
+from lightning_fed.system.folders import from_home
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,7 +70,7 @@ def load_run(path: Path | str) -> LoadedRun:
     Raises:
         FederationError: if there is no such run, or it has no checkpoint (``keep: none``).
     """
-    folder = run_folder_of(Path(path))
+    folder = run_folder_of(from_home(path))
     config = folder / "config.yaml"
     if not config.is_file():
         raise FederationError(

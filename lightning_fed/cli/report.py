@@ -3,13 +3,13 @@
 import importlib.util
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 
 from lightning_fed.cli.options import Options, above_zero, say
 from lightning_fed.errors import FederationError
 from lightning_fed.system.disk import in_one_line, naming
+from lightning_fed.system.folders import from_home
 
 WIDEST = 10_000
 """Number of characters per line in a file or a pipe, so that lines are not wrapped."""
@@ -20,7 +20,9 @@ TEXT = "Tables and pictures of finished runs, from their files only."
 def parser() -> Options:
     """The verb's command line."""
     parser = Options("report", TEXT)
-    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folders of sweeps or runs, or parents of these")
+    parser.add_argument(
+        "folders", type=from_home, nargs="+", metavar="FOLDER", help="folders of sweeps or runs, or parents of these"
+    )
     parser.add_argument("--metric", help="column of metrics.csv; monitor: each method's own (default: the common one)")
     parser.add_argument("--at", metavar="ROUND", help="last (default), selected or best (on validation or test data), mean10")
     parser.add_argument(
@@ -35,7 +37,7 @@ def parser() -> Options:
     parser.add_argument("--pooled", action="store_true", default=None, help="also report the accuracy over all clients' examples")
     parser.add_argument("--vary", action="append", default=[], metavar="KEY", help="a setting in which runs may differ")
     parser.add_argument("--format", choices=("terminal", "md", "tex", "csv"), default="terminal", help="of what is printed")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="write tables, pictures and report.html there")
+    parser.add_argument("--output", type=from_home, metavar="DIR", help="write tables, pictures and report.html there")
     return parser
 
 

@@ -12,7 +12,7 @@ from lightning_fed.cli.options import Options, say
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.settings import flat, read_json, read_yaml
 from lightning_fed.formatting import counted, sized
-from lightning_fed.system.folders import numbered, walked
+from lightning_fed.system.folders import from_home, numbered, walked
 
 TEXT = "List runs: method, seed, rounds, monitor, size on disk, folder. Runs are neither loaded nor changed."
 UNKNOWN = "?"
@@ -22,7 +22,7 @@ def parser() -> Options:
     """The verb's command line."""
     parser = Options("runs", TEXT)
     text = "folders to search (default: runs)"
-    parser.add_argument("folders", type=Path, nargs="*", default=[Path("runs")], metavar="FOLDER", help=text)
+    parser.add_argument("folders", type=from_home, nargs="*", default=[Path("runs")], metavar="FOLDER", help=text)
     return parser
 
 

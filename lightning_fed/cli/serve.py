@@ -10,6 +10,7 @@ from lightning_fed.cli.options import Options, positive, restricted
 from lightning_fed.deployment.flower import commands
 from lightning_fed.errors import require
 from lightning_fed.options import Fraction
+from lightning_fed.system.folders import from_home
 
 if TYPE_CHECKING:  # these imports load torch
     from lightning_fed.cli.fit import FederationCLI
@@ -24,12 +25,14 @@ def parser() -> Options:
     """The verb's own options; further ones are those of ``fit``."""
     parser = Options("serve", TEXT)
     own = parser.add_argument
-    own("--sites", type=Path, required=True, metavar="DIR", help="public keys of the sites: 0.pub, 1.pub, … of clients 0, 1, …")
-    own("--certificates", type=Path, required=True, metavar="DIR", help="ca.crt, server.pem and server.key")
+    own(
+        "--sites", type=from_home, required=True, metavar="DIR", help="public keys of the sites: 0.pub, 1.pub, … of clients 0, 1, …"
+    )
+    own("--certificates", type=from_home, required=True, metavar="DIR", help="ca.crt, server.pem and server.key")
     own("--host", default="127.0.0.1", help="address on which Flower listens (default: 127.0.0.1, for a proxy in front of it)")
     own("--port", type=restricted(port, "port from 1 to 65535"), default=8000, help="its port (default: 8000)")
     own("--exposed_control_api_is_protected", action="store_true", help="allow another host than this machine")
-    own("--output", type=Path, metavar="DIR", help="export the server's model there after all rounds")
+    own("--output", type=from_home, metavar="DIR", help="export the server's model there after all rounds")
     own("--wait", type=positive, default=600, metavar="SECONDS", help="time until all sites must be online (default: 600)")
     own(
         "--deadline",

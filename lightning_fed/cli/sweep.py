@@ -25,6 +25,7 @@ from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Setti
 from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.experiments.sweep.tuning import chosen, trials
 from lightning_fed.system.disk import in_one_line, naming, write_whole
+from lightning_fed.system.folders import from_home
 from lightning_fed.system.logs import each_line_once
 from lightning_fed.system.signals import Preempted, preemption
 
@@ -38,7 +39,9 @@ checkpoints (SIGUSR1); 130, 143: stopped (Ctrl-C, SIGTERM). To continue after a 
 def parser() -> Options:
     """The verb's command line."""
     parser = Options("sweep", TEXT)
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="a file, or a name of lightning-fed configs")
+    parser.add_argument(
+        "--config", type=from_home, required=True, metavar="FILE", help="a file, or a name of lightning-fed configs"
+    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--workers", type=positive, default=1, metavar="N", help="number of parallel runs (default: 1)")
     which.add_argument("--cell", type=whole, metavar="N", help="only the run with this number in the list of --dry_run")

@@ -4,6 +4,7 @@ import difflib
 from pathlib import Path
 
 from lightning_fed.errors import FederationError
+from lightning_fed.system.folders import from_home
 
 SWEEP = ".sweep"
 """Suffix of names of comparisons."""
@@ -33,7 +34,7 @@ def found(given: Path | str, ending: str = "") -> Path:
     Raises:
         FederationError: if there is neither.
     """
-    path, files = Path(given), shipped()
+    path, files = from_home(given), shipped()
     if path.is_file():
         return path
     if str(given) and path.is_dir():

@@ -61,6 +61,7 @@ from lightning_fed.storage.run_folder import (
     without_a_round,
 )
 from lightning_fed.system.disk import in_one_line, naming
+from lightning_fed.system.folders import from_home
 from lightning_fed.system.logs import lines_shown
 from lightning_fed.system.signals import preemption, stopped_by_signals
 from lightning_fed.tensors import count_floats
@@ -156,10 +157,10 @@ class Federation:
         trainer: TrainerFactory | None = None,
     ) -> None:
         key = privacy.key if isinstance(privacy, ClientDP) else None
-        if key is not None and run_dir is not None and key.resolve().is_relative_to(Path(run_dir).resolve()):
+        self.init_from = from_home(init_from) if init_from is not None else None
+        self.run_dir = from_home(run_dir) if run_dir is not None else None
+        if key is not None and self.run_dir is not None and from_home(key).resolve().is_relative_to(self.run_dir.resolve()):
             raise FederationError(f"privacy.key is {key}, inside run_dir: keep it outside, so that no run is copied with it.")
-        self.init_from = Path(init_from) if init_from is not None else None
-        self.run_dir = Path(run_dir) if run_dir is not None else None
         if wrong := [given for given in callbacks or [] if not isinstance(given, FederationCallback)]:
             raise FederationError(
                 f"callbacks has {_called(wrong[0])}, which is not a FederationCallback: pass Lightning callbacks to the clients' "
@@ -358,11 +359,12 @@ class Federation:
         Returns:
             The rows.
         """
-        refuse_output(Path(output))
+        output = from_home(output)
+        refuse_output(output)
         with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model), reading=True) as run:
             rows = predictions(run, self.new_trainer)
-        with in_one_line(lambda: "Give another output.", Path(output)), naming(Path(output)):
-            write_rows(rows, Path(output))
+        with in_one_line(lambda: "Give another output.", output), naming(output):
+            write_rows(rows, output)
         of_clients = counted(len({row["client"] for row in rows}), "client")
         log.info(f"{output}: {counted(len(rows), 'prediction')} of {of_clients}, with the models after round {run.round}.")
         return rows
@@ -392,12 +394,13 @@ class Federation:
             format: ``safetensors``, in the layout of peft or transformers if they can load the model; or ``onnx``, a whole model
                 from inputs to logits, for any batch size and text length.
         """
+        output = from_home(output)
         with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model), reading=True) as run:
             for one in [known.id for known in run.clients] if client == "all" else [client]:
                 exported = run.server_module() if one is None else run.client_module(one)
                 facts = {"method": run.method, "round": run.round, "client": one, "seed": run.seed}
-                folder = Path(output, str(one)) if client == "all" else Path(output)
-                with in_one_line(lambda: "Give another output.", Path(output)), naming(Path(output)):
+                folder = output / str(one) if client == "all" else output
+                with in_one_line(lambda: "Give another output.", output), naming(output):
                     write(folder, exported, datamodule, facts, merged, format)
             owner = "each client" if client == "all" else "the server" if client is None else f"client {client}"
             what = "model" if client is not None or exported.shares_whole_model else "shared part of the model"
@@ -504,7 +507,7 @@ class Federation:
     def _find_checkpoint(self, ckpt_path: Path | str | None, model: FederatedModule) -> Path | None:
         """The path that ``ckpt_path`` refers to; None if there is nothing to continue."""
         if (word := str(ckpt_path)) not in ("last", "best"):
-            return Path(ckpt_path) if ckpt_path else None
+            return from_home(word) if ckpt_path else None
         path = newest_run(self.run_dir, type(model).__name__) if self.run_dir else None
         return path / "best" if path and word == "best" else path
 

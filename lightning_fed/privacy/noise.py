@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from lightning_fed.errors import FederationError, require
 from lightning_fed.seeding import COHORT, NOISE
+from lightning_fed.system.folders import from_home
 
 KEY_BYTES = 32
 
@@ -92,6 +93,7 @@ def read_key(path: Path, continues: bool) -> bytes:
     Raises:
         FederationError: if the key does not exist, is not a key, or is readable by others.
     """
+    path = from_home(path)
     try:
         if not path.exists() and not continues:
             _make_key(path)

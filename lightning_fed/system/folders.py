@@ -11,6 +11,13 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 
+def from_home(path: Path | str) -> Path:
+    """A path as users write it: ``~`` is their home, which a shell does not replace in ``--option=~/runs``, nor anybody in a file.
+    A name that begins with ``~`` and is no user's stays as it is.
+    """
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser() raises an error for such names
+
+
 def walked(folders: Iterable[Path]) -> Iterator[tuple[Path, set[str]]]:
     """All folders at or below some folders, with the names of their files. Links are followed, last, so that a folder has its own
     name if it can; each folder comes once. A line names those that cannot be read. Folders may disappear meanwhile: a run deletes

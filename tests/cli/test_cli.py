@@ -15,6 +15,7 @@ from tiny import final_checkpoint
 from tiny_commands import printed, refused
 
 from lightning_fed.__main__ import how_to_continue, main
+from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.methods import __all__ as methods
 from lightning_fed.system.signals import Preempted
 
@@ -208,6 +209,22 @@ def test_ckpt_path_last_continues() -> None:
     assert (config["federation"]["rounds"], config["ckpt_path"]) == (2, None)
 
 
+def test_a_tilde_is_the_users_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell leaves it in ``--option=~/runs``, and it may be in a file; a folder ~ would be deleted with all of the home."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    fit("--federation.run_dir=~/runs")
+    main(["export", "--config=config.yaml", "--ckpt_path=~/runs/version_0", "--output=~/model"])
+    main(["predict", "--config=~/runs/version_0/config.yaml", "--output=~/answers.csv"])
+    main(["runs", "~/runs"])
+    main(["report", "~/runs", "--output=~/report"])
+    fit("--federation.rounds=1", "--federation.run_dir=~not a user")
+    assert sorted(path.name for path in Path("home").iterdir()) == ["answers.csv", "model", "report", "runs"]
+    assert Path("~not a user/version_0").is_dir()
+    assert not Path("~").exists()
+    Path("my.sweep.yaml").write_text("{base: ~/base.yaml, folder: ~/swept, seeds: [0], methods: {A: {model: FedAvg}}}")
+    assert read_sweep(Path("my.sweep.yaml")).folder == tmp_path / "home/swept"
+
+
 def test_a_network_of_another_library_by_its_path() -> None:
     short = ["--federation.rounds=1", "--data.init_args.num_clients=2", "--trainer.limit_train_batches=1"]
     short += ["--data.init_args.image_size=8", "--data.init_args.batch_size=8", "--trainer.limit_test_batches=1"]
@@ -280,7 +297,7 @@ CLASSES = "--data.init_args.partition.init_args.classes"
         (["--model.init_args.backbone=torchvision.models.resnet19"], ["There is no 'torchvision.models.resnet19'", "dotted path"]),
         (["--model.init_args.metric=f2"], ["metric is 'f2'", "accuracy, f1, matthews"]),
         (["--model.init_args.cut=fc7"], ["CNN5 cannot be cut at 'fc7'", "['conv', 'fc1', 'features']"]),
-        ([f"{CLASSES}=11"], ["classes=11", "10 classes", "at most 10"]),
+        ([f"{CLASSES}=11"], ["classes=11", "the data have 10", "at most 10"]),
         (["--data.init_args.num_clients=1798"], ["1798 clients cannot share 1797 examples"]),
         (["--data=CIFAR10", "--data.init_args.root=nowhere"], ["Found no CIFAR10 in ", "nowhere", "--data.init_args.root"]),
         (["--data.init_args.image_size=28"], ["CNN5 got images of shape (3, 28, 28)", "set the data's image_size to 32"]),

@@ -18,6 +18,7 @@ from lightning_fed.cli.help.page import Option
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.configs import is_yaml, shipped
 from lightning_fed.experiments.sweep.settings import flat, read_yaml
+from lightning_fed.system.folders import from_home
 
 SHAPES_OPTIONS = ("jsonargparse", "lightning", "torch", "torchvision", "transformers", "peft")
 """Packages whose options are listed."""
@@ -62,7 +63,7 @@ def chosen(given: Sequence[str]) -> dict[str, str]:
 def _configuration(given: str) -> Mapping[str, Any]:
     """A configuration by the name of its file, or YAML; empty if it cannot be read, which is reported when it is used."""
     with suppress(FederationError, yaml.YAMLError):
-        content = yaml.safe_load(given) if is_yaml(given) else read_yaml(shipped().get(given, Path(given).expanduser()))
+        content = yaml.safe_load(given) if is_yaml(given) else read_yaml(shipped().get(given, from_home(given)))
         return content if isinstance(content, Mapping) else {}
     return {}
 

@@ -14,7 +14,7 @@ from lightning_fed.experiments.sweep.plan import Cell, Sweep
 from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, plain, within
 from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.experiments.sweep.tuning import chosen, trials
-from lightning_fed.system.folders import numbered, walked
+from lightning_fed.system.folders import from_home, numbered, walked
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.])")
 """A number in a name."""
@@ -97,7 +97,7 @@ def run_folders(folders: Iterable[Path | str], vary: Collection[str] = ()) -> li
     """
     vary = [plain(key) for key in vary]
     sweeps: dict[Path, Played] = {}
-    found = [_labelled(path, vary, sweeps) for path in _with_tables(map(Path, folders))]
+    found = [_labelled(path, vary, sweeps) for path in _with_tables(map(from_home, folders))]
     runs = [run for run in found if run is not None]
     if not runs:
         why = ": give folders with metrics.csv and config.yaml in them"

@@ -19,6 +19,7 @@ from lightning_fed.experiments.sweep.plan import (
     number_of,
 )
 from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, plain, read_yaml, within
+from lightning_fed.system.folders import from_home
 
 RESERVED = {SEED, PARTITION_SEED, "data.partition_seed", "federation.run_dir", "config", "ckpt_path"}
 
@@ -47,8 +48,8 @@ def read_sweep(path: Path) -> Sweep:
             raise FederationError(f"{path}: {key} is {content[key]!r}, expected a path, such as {example}.")
     methods, grid = _mapping(path, "methods", content), _mapping(path, "grid", content)
     sweep = Sweep(
-        base=Path(content["base"]),
-        folder=Path(content["folder"]),
+        base=from_home(content["base"]),
+        folder=from_home(content["folder"]),
         methods={str(name): _overrides(path, f"methods.{name}", options) for name, options in methods.items()},
         seeds=_seeds(path, content["seeds"]),
         grid={str(axis): _axis(path, str(axis), values, grid) for axis, values in grid.items()},
