@@ -224,6 +224,7 @@ def spread(values: pd.Series, digits: int = 2) -> str:
         return "–"
     finite = len(known) > 1 and isfinite(known.mean())
     said = f"{known.mean():.{digits}f}" + (f" ± {known.std(ddof=1):.{digits}f}" if finite else "")
+    said = said.replace("-", "−")
     return said if len(known) == len(values) else f"{said} ({len(known)} of {len(values)})"
 
 

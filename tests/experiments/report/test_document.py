@@ -68,6 +68,16 @@ def test_seeds_that_were_not_played_yet_are_named(page: Path) -> None:
     assert "\n\nSeeds of the sweep that have not been run yet: 2, 3.\n\n<!-- end -->" in rendered(page)
 
 
+def test_settings_that_were_not_played_yet_are_named(page: Path) -> None:
+    sweep = yaml.safe_load(Path("sweep/sweep.yaml").read_text())
+    Path("runs.csv").write_text("".join(line.replace(",,", ",CoLA,", 1) for line in Path("runs.csv").read_text().splitlines(True)))
+    rates = {"CoLA": {"model.init_args.lr": 0.1}, "RTE": {"model.init_args.lr": 1}}
+    Path("sweep/sweep.yaml").write_text(yaml.safe_dump(sweep | {"grid": {"task": rates}}))
+    assert "\n\nSettings of the sweep that have not been run yet: RTE.\n\n<!-- end -->" in rendered(page)
+    Path("sweep/sweep.yaml").write_text(yaml.safe_dump(sweep | {"grid": {"task": {"CoLA": rates["CoLA"]}}}))
+    assert "not been run yet" not in rendered(page)
+
+
 def test_a_table_shows_what_its_sweep_asks_for(page: Path) -> None:
     sweep = yaml.safe_load(Path("sweep/sweep.yaml").read_text())
     asked = {"report": {"at": "best", "baseline": "FedAvg", "equal": "flops"}}

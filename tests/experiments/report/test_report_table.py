@@ -15,7 +15,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report import load_runs
 from lightning_fed.experiments.report.comparison import comparisons, unfinished
 from lightning_fed.experiments.report.layout import Entry, Layout
-from lightning_fed.experiments.report.methods_table import finding, tables
+from lightning_fed.experiments.report.methods_table import finding, spread, tables
 from lightning_fed.experiments.report.seeds_table import seed_tables
 from lightning_fed.experiments.report.writers import html, latex, markdown, terminal
 from lightning_fed.experiments.sweep.plan import Published, ReportOptions
@@ -365,3 +365,7 @@ def test_groups_of_rows_and_footnotes_in_every_form() -> None:
         console.print(terminal(GROUPED, 80))
     said = captured.get()
     assert said.index("first") < said.index("a ") < said.index("last & least") < said.index("3¹") < said.index("¹ Once.")
+
+
+def test_negative_means_have_a_minus_sign() -> None:
+    assert spread(pd.Series([-0.5, -0.3])) == "−0.40 ± 0.14"
