@@ -154,7 +154,8 @@ def made_small(path: Path) -> dict[str, Any]:
         public = {"public": stand} if "public" in config["data"]["init_args"] else {}
         config["data"] = stand | {"init_args": stand["init_args"] | public}
     config["federation"] |= {"rounds": 1, "participation": 0.5, "run_dir": "runs", "progress": False, "logger": False}
-    limited = ("val", "test") if like in ("GLUE", "SQuAD", *WRITTEN) else ("train", "val", "test", "predict")
+    whole_epochs = like in ("GLUE", "SQuAD", *WRITTEN) or config["data"]["init_args"].get("continue_epochs")
+    limited = ("val", "test") if whole_epochs else ("train", "val", "test", "predict")
     config["trainer"] |= {"accelerator": "cpu"} | {f"limit_{part}_batches": 1 for part in limited}
     for option in config["model"]["init_args"]:
         if option.endswith(("epochs", "distill_steps")):

@@ -320,7 +320,7 @@ def test_a_continued_run_says_if_another_network_is_frozen(capsys: pytest.Captur
     assert "was made with" not in capsys.readouterr().out
     new_federation(3, "runs").fit(FedAvg(other, CLASSES, **on_top), new_data(2, size=40), "last")
     [line] = [line for line in capsys.readouterr().out.splitlines() if "was made with" in line]
-    assert re.search(r"was made with weights of the frozen network [0-9a-f]{8}, now [0-9a-f]{8}\. ", line)
+    assert re.search(r"weights of the frozen network [0-9a-f]{8}, now [0-9a-f]{8}: what is given now applies\.$", line)
 
 
 def test_frozen_weights_that_lie_apart_in_memory_have_a_checksum() -> None:
