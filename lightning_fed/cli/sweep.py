@@ -15,7 +15,7 @@ from lightning_fed.errors import FederationError, error_text, print_error
 from lightning_fed.experiments.configs import SWEEP, found
 from lightning_fed.experiments.sweep.board import BOARD, write_board
 from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
-from lightning_fed.experiments.sweep.forks import forks
+from lightning_fed.experiments.sweep.forks import ForkServer
 from lightning_fed.experiments.sweep.plan import Cell, ReportOptions, Sweep, arguments
 from lightning_fed.experiments.sweep.player import CellJob, play, write_cells
 from lightning_fed.experiments.sweep.processes import Start, own_processes
@@ -69,9 +69,11 @@ def run(args: Sequence[str]) -> None:
     with preemption() as preempted:
         if given.cell is not None:
             play_cell(sweep, given.cell, console, again, preempted)
-        else:  # beyond Linux the state of system libraries does not survive a fork
-            start = own_processes if given.isolate or sys.platform != "linux" else forks
-            play_all(sweep, given.workers, console, start(sweep.threads), again, preempted)
+        elif given.isolate or sys.platform != "linux":  # beyond Linux the state of system libraries does not survive a fork
+            play_all(sweep, given.workers, console, own_processes(sweep.threads), again, preempted)
+        else:
+            with ForkServer(sweep.threads) as start:
+                play_all(sweep, given.workers, console, start, again, preempted)
 
 
 def known_cells(sweep: Sweep, best: Mapping[tuple[str, str], str]) -> list[Cell]:

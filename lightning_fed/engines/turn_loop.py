@@ -46,9 +46,27 @@ def turn_trainer(new_trainer: TrainerFactory, **options: Any) -> L.Trainer:
     trainer = new_trainer(**QUIET, **options)
     # The run handles signals, see lightning_fed.system.signals: Lightning would replace its handlers and restore them incorrectly.
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    trainer._run_stage = partial(_run_stage, trainer)  # type: ignore[method-assign]
     if type(trainer.strategy) is SingleDeviceStrategy:
         trainer.strategy.teardown = partial(take_back, trainer.strategy)  # type: ignore[method-assign]
+        trainer.strategy.model_to_device = partial(_to_device, trainer.strategy)  # type: ignore[method-assign]
     return trainer
+
+
+def _run_stage(trainer: L.Trainer) -> Any:
+    """Train without Lightning's sanity check, before which it stores all random states."""
+    if not trainer.training or trainer._detect_anomaly:
+        return type(trainer)._run_stage(trainer)
+    trainer.lightning_module.zero_grad()
+    return trainer.fit_loop.run()
+
+
+def _to_device(strategy: Strategy) -> None:
+    """Move the module to its device, unless that is the CPU, on which the module already is between turns."""
+    module, device = strategy.lightning_module, strategy.root_device
+    assert module is not None
+    if device.type != "cpu" or module.device.type != "cpu" or not all(parameter.is_cpu for parameter in module.parameters()):
+        module.to(device)
 
 
 def take_back(strategy: Strategy) -> None:

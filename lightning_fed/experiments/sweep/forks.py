@@ -1,6 +1,7 @@
 """Processes of cells that are forked from one with all imports done: the fork server of :mod:`multiprocessing`."""
 
 import atexit
+import fcntl
 import multiprocessing
 import os
 import runpy
@@ -8,16 +9,17 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from multiprocessing import forkserver
 from multiprocessing.reduction import DupFd
 from pathlib import Path
-from typing import Any, NoReturn
+from tempfile import NamedTemporaryFile
+from typing import Any, NoReturn, Self
 
 from lightning_fed.errors import FederationError
-from lightning_fed.experiments.sweep.processes import Start, environment
+from lightning_fed.experiments.sweep.processes import environment
 from lightning_fed.system.signals import without_preemption
 
 PROGRAM = "lightning_fed"
@@ -28,6 +30,9 @@ PRELOADED = "lightning_fed.cli.fork_server"
 
 LIBRARIES = {"datasets", "pandas", "peft", "scipy", "sklearn", "tokenizers", "torchvision", "transformers"}
 """Libraries that take long to import and that not all runs need."""
+
+NAMES = "LIGHTNING_FED_SERVER_IMPORTS"
+"""The environment variable with the file that tells the server which of these to import."""
 
 UNKNOWN, LOST = 255, 128 + signal.SIGTERM
 """The exit code that multiprocessing gives to a fork whose server has died, and what stands for it here. If the fork is still
@@ -53,32 +58,80 @@ def _descriptor(passed: Any) -> Any:
     return passed.detach()
 
 
-class Fork:
-    """A process for a cell, see :class:`Start` and :class:`CellProcess`: a fork of a process that has imported torch, Lightning and
-    what else this process has imported to check the cells. It starts without waiting for imports. If the server dies, the next cell
-    starts another one.
+class ForkServer:
+    """Starts processes for cells, see :class:`.Start`: forks of a process that has imported torch, Lightning and what else this
+    process has imported to check the cells. They start without waiting for imports. If that process dies, the next cell starts
+    another one.
 
-    Raises:
-        FederationError: if the server has ended before it could start anything.
+    As a context it starts that process at once, to import what all runs need while this one checks them. The first cell then tells
+    it what else to import.
+
+    Args:
+        threads: number of torch threads of a cell.
     """
 
-    def __init__(self, args: Sequence[str], log: Path, lock: int, variables: Mapping[str, str], threads: int) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*(name for name in sys.modules if name.partition(".")[0] in LIBRARIES), PRELOADED])
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._names: Any = None  # an open file, which this process locks until it has written them
+        self._opened = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._names = self._opened.enter_context(NamedTemporaryFile("w"))
+        fcntl.flock(self._names, fcntl.LOCK_EX)
+        forkserver.set_forkserver_preload([PRELOADED])
+        with self._as_cells(**{NAMES: self._names.name}):
+            forkserver.ensure_running()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._opened.close()
+        self._names = None
+
+    def __call__(self, args: Sequence[str], log: Path, lock: int, variables: Mapping[str, str]) -> "Fork":
+        """Start a fork, see :class:`.Start`.
+
+        Raises:
+            FederationError: if the server has ended before it could start anything.
+        """
+        libraries = [name for name in sys.modules if name.partition(".")[0] in LIBRARIES]
+        if self._names is not None:
+            print(*libraries, file=self._names, flush=True)
+            fcntl.flock(self._names, fcntl.LOCK_UN)
+            self._names = None
+        forkserver.set_forkserver_preload([*libraries, PRELOADED])  # for another server
         given = PROGRAM, list(args), log, dict(variables), OpenFile(lock)
-        self._process = context.Process(target=play, args=given)
-        before = dict(os.environ)
-        os.environ.update(environment(threads))
+        process = multiprocessing.get_context("forkserver").Process(target=play, args=given)
         try:
-            with without_preemption(signal.SIGINT):  # Ctrl-C only reaches the sweep, which passes it on
-                self._process.start()
+            with self._as_cells():
+                process.start()
         except (EOFError, OSError) as error:
             raise FederationError(
                 "The process that cells are forked from has ended while it started: give each cell its own with --isolate."
             ) from error
+        return Fork(process)
+
+    @contextmanager
+    def _as_cells(self, **variables: str) -> Iterator[None]:
+        """What starts now has the environment of a cell. Ctrl-C only reaches the sweep, which passes it on."""
+        before = dict(os.environ)
+        os.environ.update(environment(self._threads) | variables)
+        try:
+            with without_preemption(signal.SIGINT):
+                yield
         finally:
             os.environ.clear()
             os.environ.update(before)
+
+
+class Fork:
+    """A process that was forked for a cell, see :class:`.CellProcess`.
+
+    Args:
+        process: the process.
+    """
+
+    def __init__(self, process: Any) -> None:
+        self._process = process
 
     def poll(self) -> int | None:
         code = self._process.exitcode
@@ -102,13 +155,8 @@ class Fork:
                 send(self._process.pid, number)
 
 
-def forks(threads: int) -> Start:
-    """Starts a fork for each cell."""
-    return partial(Fork, threads=threads)
-
-
 def play(program: str, args: Sequence[str], log: Path, variables: Mapping[str, str], lock: int) -> NoReturn:
-    """Run a cell's program, in the process that was forked for it; for the arguments see :class:`Start`. ``lock`` stays open as
+    """Run a cell's program, in the process that was forked for it; for the arguments see :class:`.Start`. ``lock`` stays open as
     long as the process lives.
     """
     os.setsid()

@@ -26,7 +26,7 @@ from lightning_fed.experiments.sweep import folder as folders
 from lightning_fed.experiments.sweep import forks as forking
 from lightning_fed.experiments.sweep import processes
 from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
-from lightning_fed.experiments.sweep.forks import forks
+from lightning_fed.experiments.sweep.forks import ForkServer
 from lightning_fed.experiments.sweep.plan import Cell
 from lightning_fed.experiments.sweep.player import CellJob, play, time_left, write_cells
 from lightning_fed.experiments.sweep.processes import Start, own_processes
@@ -75,7 +75,7 @@ if behaviour in ("waits", "makes room"):
 FACTS = CellRecord("interrupted", versions="python 3", commit="abc", machine="this one")
 
 
-OWN, FORKS = own_processes(3), forks(3)
+OWN, FORKS = own_processes(3), ForkServer(3)
 
 
 @pytest.fixture(autouse=True)
