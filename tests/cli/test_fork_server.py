@@ -3,9 +3,14 @@
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
+
+from lightning_fed.experiments.sweep.forks import NAMES
+
+SERVER = "lightning_fed.cli.fork_server"
 
 
 def test_it_asks_for_no_gpu_and_leaves_the_environment_to_the_runs(
@@ -16,8 +21,31 @@ def test_it_asks_for_no_gpu_and_leaves_the_environment_to_the_runs(
     for name in ("is_available", "device_count", "_lazy_init"):
         monkeypatch.setattr(torch.cuda, name, lambda name=name: asked.append(name))
     monkeypatch.setenv("LIGHTNING_FED_FIT__FEDERATION__ROUNDS", "many")
-    sys.modules.pop("lightning_fed.cli.fork_server", None)
-    import_module("lightning_fed.cli.fork_server")
+    sys.modules.pop(SERVER, None)
+    import_module(SERVER)
     assert asked == []
     assert os.environ["LIGHTNING_FED_FIT__FEDERATION__ROUNDS"] == "many"
     assert capfd.readouterr() == ("", "")
+
+
+def test_it_imports_what_the_sweep_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be imported alone is left to the runs. Forks do not find the names."""
+    Path("named.py").touch()
+    Path("names.txt").write_text("no_such_module named\n")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.setenv(NAMES, "names.txt")
+    sys.modules.pop(SERVER, None)
+    import_module(SERVER)
+    assert sys.modules.pop("named").__file__ == str(Path("named.py").absolute())
+    assert NAMES not in os.environ
+
+
+@pytest.mark.parametrize("left", ["a file", "nothing"])
+def test_it_ends_with_a_sweep_that_names_nothing(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed sweep leaves an empty file."""
+    if left == "a file":
+        Path("names.txt").touch()
+    monkeypatch.setenv(NAMES, "names.txt")
+    sys.modules.pop(SERVER, None)
+    with pytest.raises(SystemExit):
+        import_module(SERVER)

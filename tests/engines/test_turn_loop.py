@@ -113,6 +113,7 @@ def fit(trainer: L.Trainer, module: Plain) -> dict[str, Any]:
         "epoch": trainer.current_epoch,
         "batches": (loop.batch_progress.state_dict(), loop._batches_that_stepped),
         "function": module._current_fx_name,
+        "random state": torch.get_rng_state().tolist(),
     }
 
 
@@ -182,6 +183,29 @@ def test_what_is_frozen_stays_on_its_device(around: Callable[[FedAvg], L.Lightni
     module.frozen_names -= {"backbone.fc1.bias"}
     with pytest.raises(NotImplementedError, match="meta"):
         take_back(strategy)
+
+
+def test_a_module_that_is_elsewhere_is_moved() -> None:
+    module = Plain()
+    trainers = Trainers(new_trainer)
+    fit(trainers.for_fit(1, []), module)
+    module.layer.bias = nn.Parameter(module.layer.bias.to("meta"))  # from where nothing can be moved
+    for trainer in (trainers.for_fit(1, []), trainers.for_evaluating()):
+        trainer.strategy.connect(module)
+        with pytest.raises(NotImplementedError, match="meta"):
+            trainer.strategy.model_to_device()
+
+
+def test_anomalies_are_detected() -> None:
+    class Looks(Plain):
+        def on_train_batch_end(self, *args: Any) -> None:
+            self.called.append(f"anomalies {torch.is_anomaly_enabled()}")
+
+    for given in (False, True):
+        module = Looks()
+        fit(Trainers(partial(new_trainer, detect_anomaly=given)).for_fit(1, []), module)
+        assert f"anomalies {given}" in module.called
+        assert not torch.is_anomaly_enabled()
 
 
 def test_a_profiler_profiles() -> None:

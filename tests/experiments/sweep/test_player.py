@@ -316,6 +316,26 @@ def test_a_fork_server_that_dies_is_replaced_and_its_forks_hold_their_cells() ->
     assert [row["status"] for row in played(jobs, 1, FORKS)] == ["finished", "finished"]
 
 
+def test_a_fork_server_that_starts_early_is_told_what_was_imported_meanwhile() -> None:
+    """It waits for the names as the real one does. The second cell is a fork of it, too."""
+    Path("nothing.py").write_text(
+        "import fcntl, os\n"
+        "open('started', 'w').close()\n"
+        f"names = open(os.environ.pop({forking.NAMES!r}))\n"
+        "fcntl.flock(names, fcntl.LOCK_SH)\n"
+        "open('told', 'a').write(names.readline())\n"
+    )
+    forking.LIBRARIES.update({"csv", "json"})
+    with ForkServer(3) as start:
+        when(Path("started").absolute().is_file, lambda: None).join(20)
+        assert not Path("told").exists()
+        assert [row["status"] for row in played([job(0), job(1)], 1, start)] == ["finished"] * 2
+    told = Path("told").read_text().split()
+    assert {"csv", "json"} <= {*told}
+    assert {name.partition(".")[0] for name in told} == {"csv", "json"}
+    assert forking.NAMES not in os.environ
+
+
 def test_a_fork_server_that_cannot_start_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     Path("nothing.py").write_text("raise SystemExit('no luck')")
     with pytest.raises(FederationError, match=r"has ended while it started: give each cell its own with --isolate"):
