@@ -12,7 +12,7 @@ from lightning_fed.experiments.report.statistics import Estimate
 from lightning_fed.experiments.report.views import kind_of
 
 
-def gap_closed(values: pd.Series, low: pd.Series, high: pd.Series) -> Estimate:
+def gap_closed(values: pd.Series, low: pd.Series, high: pd.Series, lower_is_better: bool = False) -> Estimate:
     r""":math:`(x - x_{low}) / (x_{high} - x_{low})`, run by run, with an interval as for differences; a share above 1 is beyond
     the upper reference.
 
@@ -20,13 +20,14 @@ def gap_closed(values: pd.Series, low: pd.Series, high: pd.Series) -> Estimate:
         values: values of a method, by partition and seed.
         low: values of the lower reference.
         high: values of the upper reference.
+        lower_is_better: whether smaller values are better, as of losses.
 
     Returns:
-        NaN if the order of the references is not the same for all runs that the three have.
+        NaN unless the upper reference is the better one in all runs that the three have.
     """
     parts = pd.DataFrame({"values": values, "low": low, "high": high}).dropna()
     gap = parts["high"] - parts["low"]
-    if not ((gap > 0).all() or (gap < 0).all()):  # below 0 for losses, for example
+    if not ((gap < 0) if lower_is_better else (gap > 0)).all():
         return difference(values * float("nan"), values)
     shares = (parts["values"] - parts["low"]) / gap
     return difference(shares, 0 * shares)
@@ -39,7 +40,7 @@ def gap_column(comparison: Comparison, between: Sequence[str]) -> tuple[Column, 
 
     def entry(method: str) -> Entry:
         kinds = {kind_of(comparison.metrics[name]) for name in (method, *between) if name in values}
-        return Entry(_said(gap_closed(values[method], low, high)) if len(kinds) == 1 else "another measure")
+        return Entry(_said(gap_closed(values[method], low, high, comparison.lower)) if len(kinds) == 1 else "another measure")
 
     note = f"Gap closed: 0 is {between[0]}, 1 is {between[1]}, run by run, with a 95 % interval as of differences."
     return Column("gap closed", entry), note

@@ -39,7 +39,7 @@ def test_the_references_are_0_and_1_and_there_is_more_on_either_side() -> None:
 
 
 def test_of_losses_small_ones_are_the_upper_end() -> None:
-    assert gap_closed(-by_seed(VALUES["FedPer"]), -LOW, -HIGH).mean == pytest.approx(0.5)
+    assert gap_closed(-by_seed(VALUES["FedPer"]), -LOW, -HIGH, lower_is_better=True).mean == pytest.approx(0.5)
 
 
 def test_only_seeds_that_all_three_have_count() -> None:
@@ -47,7 +47,7 @@ def test_only_seeds_that_all_three_have_count() -> None:
     assert (share.mean, share.partitions) == (pytest.approx(0.5), 1)
 
 
-@pytest.mark.parametrize("high", [LOW, by_seed([0.7, 0.3, 0.7])], ids=["equal", "another order"])
+@pytest.mark.parametrize("high", [LOW, by_seed([0.7, 0.3, 0.7]), LOW - 0.1], ids=["equal", "another order", "below"])
 def test_references_that_leave_no_room_say_so(high: pd.Series) -> None:
     assert pd.isna(gap_closed(LOW, LOW, high).mean)
 
@@ -65,6 +65,7 @@ def test_a_table_has_it_as_its_last_column() -> None:
 
 def test_without_room_the_table_says_so_and_an_unknown_reference_is_refused() -> None:
     runs = load_runs(write_sweep(Path("sweep"), VALUES))
-    assert set(rows_of(tables(runs, ReportOptions(between=("FedPer", "FedPer")))[0]).values()) == {"no gap", ""}
+    for between in (("FedPer", "FedPer"), ("FedAvg", "Standalone")):
+        assert set(rows_of(tables(runs, ReportOptions(between=between))[0]).values()) == {"no gap", ""}
     with pytest.raises(FederationError, match="There is no method 'FedProx' to leave a gap; there are FedAvg, FedPer, Standalone"):
         tables(runs, ReportOptions(between=("FedProx", "FedAvg")))
