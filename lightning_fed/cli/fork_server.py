@@ -2,12 +2,10 @@
 and asks for no GPU, which forks could not share.
 """
 
-import fcntl
 import gc
 import os
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
 
 import matplotlib.backends.backend_agg  # noqa: F401 - a run with loggers imports this and the next two later
 import tensorboard.plugins.hparams.summary_v2  # noqa: F401
@@ -15,7 +13,7 @@ import torch.utils.tensorboard  # noqa: F401
 
 from lightning_fed.cli.checks import PREFIX
 from lightning_fed.cli.dry_run import ParseOnly
-from lightning_fed.experiments.sweep.forks import NAMES
+from lightning_fed.experiments.sweep.forks import awaited_libraries
 
 # The parser reads signatures and docstrings of the common options, which takes half a second. Options in environment variables are
 # left to the runs.
@@ -23,16 +21,9 @@ given = {name: os.environ.pop(name) for name in list(os.environ) if name.startsw
 ParseOnly(["fit", "--data", "Digits", "--model", "FedAvg", "--model.backbone", "MLP"])
 os.environ.update(given)
 
-if NAMES in os.environ:
-    names = ""
-    with suppress(FileNotFoundError), Path(os.environ.pop(NAMES)).open() as file:
-        fcntl.flock(file, fcntl.LOCK_SH)  # granted when the sweep has written what its checks have imported, or ends
-        names = file.readline()
-    if not names:
-        raise SystemExit
-    for name in names.split():
-        with suppress(ImportError):
-            import_module(name)
+for name in awaited_libraries():
+    with suppress(ImportError):
+        import_module(name)
 
 # Existing objects are excluded from garbage collection: a collection in a fork would write to all memory, and so copy it.
 gc.collect()

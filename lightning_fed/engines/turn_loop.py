@@ -38,7 +38,7 @@ QUIET = {
 """Options of the clients' Trainers: the federation reports, saves checkpoints and shows progress itself."""
 
 TRIED = ("2.6.",)
-"""Lightning releases for which the training loop of turns was tested; with others, Lightning's own loop is used."""
+"""Lightning releases for which the training loop of turns was tested; with others, Lightning's own is used."""
 
 
 def turn_trainer(new_trainer: TrainerFactory, **options: Any) -> L.Trainer:
@@ -46,7 +46,8 @@ def turn_trainer(new_trainer: TrainerFactory, **options: Any) -> L.Trainer:
     trainer = new_trainer(**QUIET, **options)
     # The run handles signals, see lightning_fed.system.signals: Lightning would replace its handlers and restore them incorrectly.
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
-    trainer._run_stage = partial(_run_stage, trainer)  # type: ignore[method-assign]
+    if L.__version__.startswith(TRIED):
+        trainer._run_stage = partial(_run_stage, trainer)  # type: ignore[method-assign]
     if type(trainer.strategy) is SingleDeviceStrategy:
         trainer.strategy.teardown = partial(take_back, trainer.strategy)  # type: ignore[method-assign]
         trainer.strategy.model_to_device = partial(_to_device, trainer.strategy)  # type: ignore[method-assign]

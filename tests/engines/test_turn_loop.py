@@ -231,6 +231,7 @@ def test_with_a_release_that_was_not_tried_the_loop_is_lightnings(monkeypatch: p
     monkeypatch.setattr(L, "__version__", "2.99.0")
     trainer = Trainers(new_trainer).for_fit(1, [])
     assert type(trainer.fit_loop.epoch_loop) is _TrainingEpochLoop
+    assert "_run_stage" not in vars(trainer)
     assert fit(trainer, Plain())["steps"] == 3
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.reduction import DupFd
@@ -73,10 +73,9 @@ class ForkServer:
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._names: Any = None  # an open file, which this process locks until it has written them
-        self._opened = ExitStack()
 
     def __enter__(self) -> Self:
-        self._names = self._opened.enter_context(NamedTemporaryFile("w"))
+        self._names = NamedTemporaryFile("w")  # removed when it is closed
         fcntl.flock(self._names, fcntl.LOCK_EX)
         forkserver.set_forkserver_preload([PRELOADED])
         with self._as_cells(**{NAMES: self._names.name}):
@@ -84,8 +83,7 @@ class ForkServer:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._opened.close()
-        self._names = None
+        self._names.close()
 
     def __call__(self, args: Sequence[str], log: Path, lock: int, variables: Mapping[str, str]) -> "Fork":
         """Start a fork, see :class:`.Start`.
@@ -94,10 +92,9 @@ class ForkServer:
             FederationError: if the server has ended before it could start anything.
         """
         libraries = [name for name in sys.modules if name.partition(".")[0] in LIBRARIES]
-        if self._names is not None:
+        if self._names is not None and self._names.tell() == 0:
             print(*libraries, file=self._names, flush=True)
             fcntl.flock(self._names, fcntl.LOCK_UN)
-            self._names = None
         forkserver.set_forkserver_preload([*libraries, PRELOADED])  # for another server
         given = PROGRAM, list(args), log, dict(variables), OpenFile(lock)
         process = multiprocessing.get_context("forkserver").Process(target=play, args=given)
@@ -121,6 +118,22 @@ class ForkServer:
         finally:
             os.environ.clear()
             os.environ.update(before)
+
+
+def awaited_libraries() -> list[str]:
+    """In the server: what the sweep's checks have imported of :data:`LIBRARIES`, when it says so; empty if the server was started
+    after the checks.
+
+    Raises:
+        SystemExit: if the sweep ends before it says so.
+    """
+    if (name := os.environ.pop(NAMES, None)) is None:
+        return []
+    with suppress(FileNotFoundError), Path(name).open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        if line := file.readline():
+            return line.split()
+    raise SystemExit
 
 
 class Fork:

@@ -317,13 +317,11 @@ def test_a_fork_server_that_dies_is_replaced_and_its_forks_hold_their_cells() ->
 
 
 def test_a_fork_server_that_starts_early_is_told_what_was_imported_meanwhile() -> None:
-    """It waits for the names as the real one does. The second cell is a fork of it, too."""
+    """The second cell is a fork of it, too."""
     Path("nothing.py").write_text(
-        "import fcntl, os\n"
         "open('started', 'w').close()\n"
-        f"names = open(os.environ.pop({forking.NAMES!r}))\n"
-        "fcntl.flock(names, fcntl.LOCK_SH)\n"
-        "open('told', 'a').write(names.readline())\n"
+        "from lightning_fed.experiments.sweep.forks import awaited_libraries\n"
+        "print(*awaited_libraries(), file=open('told', 'a'), flush=True)\n"
     )
     forking.LIBRARIES.update({"csv", "json"})
     with ForkServer(3) as start:
