@@ -3,11 +3,11 @@
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import yaml
-from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]  # public by its documentation
+from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined]  # public by its documentation
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 import lightning_fed.data
@@ -51,8 +51,14 @@ class FederationCLI(LightningCLI):
         do: called with this object once the objects are built. None: run the verb.
     """
 
+    config: Any
+    """What was parsed."""
+
     config_dump: dict[str, Any]
     """The configuration that modules store. Lightning would validate all of it again, which takes longer than building it."""
+
+    _parsers: ClassVar[dict[tuple[str, ...], dict[str, Any]]] = {}
+    """By verbs: the attributes of Lightning's with their parsers, which do not depend on what is parsed."""
 
     def __init__(self, args: Sequence[str], do: Callable[["FederationCLI"], None] | None = None) -> None:
         refuse_broken_files(args)
@@ -106,6 +112,14 @@ class FederationCLI(LightningCLI):
         """
         return {verb: {"model", "datamodule"} for verb in self.verbs}
 
+    def setup_parser(self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]) -> None:
+        """Build the parsers. A sweep's runs take those of the process from which they are forked."""
+        if (verbs := tuple(self.verbs)) not in self._parsers:
+            before = set(vars(self))
+            super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
+            self._parsers[verbs] = {name: value for name, value in vars(self).items() if name not in before}
+        vars(self).update(self._parsers[verbs])
+
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """The parser of a verb, or of all."""
         parser = Parser(**kwargs)
@@ -133,9 +147,15 @@ class FederationCLI(LightningCLI):
         parser.link_arguments("data.problem", "model.init_args.task", apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse the arguments, after a check of the environment."""
-        for verb in self.verbs if len(self.verbs) == 1 else ():
-            check_variables(verb, self._subcommand_parsers[verb])
+        """Parse the arguments, after a check of the environment. The outer parser would parse all of them twice; it is the one that
+        answers ``--print_config``.
+        """
+        if len(self.verbs) == 1:
+            (verb,) = self.verbs
+            check_variables(verb, own := self._subcommand_parsers[verb])
+            if not any(arg.startswith("--print_config") for arg in args):
+                self.config = Namespace({"subcommand": verb, verb: own.parse_args(args[1:])})
+                return
         super().parse_arguments(parser, args)
 
     def _parse_ckpt_path(self) -> None:

@@ -1,10 +1,11 @@
 """Training in phases: a LightningModule in which different parameters are trained one after the other."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning as L
 import torch
@@ -25,6 +26,8 @@ MOMENTS = "optimizer/"
 with it.
 """
 
+Step = TypeVar("Step", bound=Callable[..., Any])
+
 
 def moment_parts(name: str) -> tuple[str, str, str]:
     """The phase, the parameter and the optimizer's key in a name of :attr:`PhasedModule.moments`."""
@@ -36,6 +39,12 @@ def moment_parts(name: str) -> tuple[str, str, str]:
 def default_optimizer(parameters: Any) -> torch.optim.Optimizer:
     """SGD with learning rate 0.01, the client optimizer of the pFedLoRA experiments."""
     return torch.optim.SGD(parameters, lr=0.01)
+
+
+def with_signature(step: Step) -> Step:
+    """Store a step's signature, for which Lightning asks a dozen times per turn: Python would derive it from the code each time."""
+    step.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
+    return step
 
 
 class PhasedModule(L.LightningModule):
@@ -362,6 +371,7 @@ class PhasedModule(L.LightningModule):
         """Layers that are in eval mode in every phase. Default: none."""
         return ()
 
+    @with_signature
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """Run :meth:`client_step` once enough batches have arrived for a step."""
         self.resume.before_step(self)

@@ -6,6 +6,7 @@ import lightning as L
 from torch import Tensor
 from torchmetrics import MetricCollection
 
+from lightning_fed.core.phased_module import with_signature
 from lightning_fed.errors import FederationError
 from lightning_fed.models import Transformer
 from lightning_fed.models.answers import Answers
@@ -183,10 +184,12 @@ class PredictionMixin(L.LightningModule):
             loss, terms = self.criterion(outputs, y), self.task.terms(y)
             self.log(f"{metrics.prefix}loss", loss, on_step=False, on_epoch=True, batch_size=terms)
 
+    @with_signature
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Update ``val/…`` metrics and ``val/loss``, the mean over examples (of texts: over learned tokens)."""
         self._measure(self.val_metrics, batch)
 
+    @with_signature
     def test_step(self, batch: Any, batch_idx: int) -> None:
         """Update ``test/…`` metrics and ``test/loss``."""
         self._measure(self.test_metrics, batch)
@@ -196,6 +199,7 @@ class PredictionMixin(L.LightningModule):
         if self.loss_terms(batch):  # otherwise all its targets are ignored
             self.update_metrics(metrics, batch)
 
+    @with_signature
     def predict_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
         """Outputs of a batch, which may hold inputs only or inputs and targets."""
         if isinstance(batch, list | tuple) and len(batch) == 1:  # of a TensorDataset

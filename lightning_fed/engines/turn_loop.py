@@ -92,6 +92,7 @@ class Trainers:
     def __init__(self, new_trainer: TrainerFactory) -> None:
         self.new_trainer = new_trainer
         self._fitting: L.Trainer | None = None
+        self._results = _Results(training=True)
         self._others: dict[bool, L.Trainer] = {}
 
     def for_fit(self, epochs: int, callbacks: Iterable[L.Callback], **options: Any) -> L.Trainer:
@@ -111,8 +112,11 @@ class Trainers:
         old = trainer.fit_loop
         if trainer is self._fitting:
             trainer.fit_loop = _FitLoop(trainer, old.min_epochs, epochs)
-        kind = _TurnEpochLoop if L.__version__.startswith(TRIED) else _TrainingEpochLoop
-        trainer.fit_loop.epoch_loop = kind(trainer, old.min_steps, old.max_steps)
+        if L.__version__.startswith(TRIED):
+            results = self._results if trainer is self._fitting else _Results(training=True)
+            trainer.fit_loop.epoch_loop = _TurnEpochLoop(trainer, results, old.min_steps, old.max_steps)
+        else:
+            trainer.fit_loop.epoch_loop = _TrainingEpochLoop(trainer, old.min_steps, old.max_steps)
         return trainer
 
     def for_evaluating(self, gradients: bool = False) -> L.Trainer:
@@ -141,18 +145,23 @@ def _keeps_nothing(trainer: L.Trainer) -> bool:
 class _TurnEpochLoop(_TrainingEpochLoop):
     """An epoch loop for manual optimization that behaves like Lightning's but skips work without effect.
 
-    Hooks of a batch are called only if they are overridden, which is checked once per epoch. A batch that is already on the device
+    Hooks of a batch are called only if they are overridden, which is checked once per fit. A batch that is already on the device
     is not moved. Nothing is profiled without a profiler. Logged values are updated after a batch only if a step logs.
+
+    Args:
+        trainer: the Trainer.
+        results: what modules log; kept between fits, each of which resets the values.
+        min_steps: as in Lightning.
+        max_steps: as in Lightning.
     """
 
     _batches_that_stepped: int
     """Used by Lightning's loop, for loggers."""
 
-    def __init__(self, trainer: L.Trainer, min_steps: int | None = None, max_steps: int = -1) -> None:
+    def __init__(self, trainer: L.Trainer, results: "_Results", min_steps: int | None, max_steps: int) -> None:
         super().__init__(trainer, min_steps, max_steps)
-        self._results = _Results(training=True)
-        self._short = False  # whether Lightning's processing of a batch can be shortened
-        self._logs_steps = False
+        self._results: _Results = results
+        self._short: bool | None = None  # whether Lightning's processing of a batch can be shortened; None: not known yet
         self._logged = 0  # number of names logged at the end of an epoch
         self._moves = self._takes_number = True
         self._step: Callable[..., Any] = _nothing
@@ -175,21 +184,28 @@ class _TurnEpochLoop(_TrainingEpochLoop):
             self.manual_optimization.on_run_end()
 
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:
-        """Find the overridden hooks."""
+        """Prepare an epoch."""
         super().on_run_start(data_fetcher)
         trainer, module = self.trainer, self.trainer.lightning_module
-        self._short = (
-            not module.automatic_optimization
-            and type(trainer.profiler) is PassThroughProfiler
-            and not isinstance(data_fetcher, _DataLoaderIterDataFetcher)
-            and not trainer.loggers
-            and not trainer.fast_dev_run
-        )
-        if not self._short:
-            return
-        data_fetcher._start_profiler = data_fetcher._stop_profiler = _nothing
-        self.manual_optimization.on_run_start()
-        module._current_fx_name = "training_step"
+        if self._short is None:
+            self._short = (
+                not module.automatic_optimization
+                and type(trainer.profiler) is PassThroughProfiler
+                and not isinstance(data_fetcher, _DataLoaderIterDataFetcher)
+                and not trainer.loggers
+                and not trainer.fast_dev_run
+            )
+            if self._short:
+                self._find_hooks()
+        if self._short:
+            data_fetcher._start_profiler = data_fetcher._stop_profiler = _nothing
+            self.manual_optimization.on_run_start()
+            module._current_fx_name = "training_step"
+            self._logged = len(self._results)
+
+    def _find_hooks(self) -> None:
+        """Find the overridden hooks."""
+        trainer, module = self.trainer, self.trainer.lightning_module
         self._step = trainer.strategy.training_step
         self._takes_number = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self._callbacks_start = _who("on_train_batch_start", trainer.callbacks, L.Callback)
@@ -201,7 +217,6 @@ class _TurnEpochLoop(_TrainingEpochLoop):
         self._before_transfer = _who("on_before_batch_transfer", [data.get_instance("on_before_batch_transfer")], DataHooks)
         self._moves = bool(_who("transfer_batch_to_device", [data.get_instance("transfer_batch_to_device")], DataHooks))
         self._after_transfer = _who("on_after_batch_transfer", [data.get_instance("on_after_batch_transfer")], DataHooks)
-        self._logged = len(self._results)
         self._spare_hooks_of_a_step()
 
     def _spare_hooks_of_a_step(self) -> None:
@@ -255,8 +270,8 @@ class _TurnEpochLoop(_TrainingEpochLoop):
             hook(trainer, module, output, batch, number)
         for hook in self._module_end:
             hook(output, batch, number)
-        if self._logs_steps or len(results) > self._logged:
-            self._logs_steps = True
+        if results.of_steps or len(results) > self._logged:
+            results.of_steps = True
             trainer._logger_connector.on_batch_end()
         else:
             results.batch = results.batch_size = None
@@ -273,7 +288,12 @@ class _TurnEpochLoop(_TrainingEpochLoop):
 class _Results(_ResultCollection):
     """Logged results. Lightning searches all of a result for tensors to move to a value's device, each time a value is logged; this
     class does so only if they are on another device.
+
+    Attributes:
+        of_steps: whether a training step has logged something.
     """
+
+    of_steps = False
 
     def __setitem__(self, name: str, result: _ResultMetric) -> None:
         result.__class__ = _Result

@@ -280,7 +280,7 @@ def test_data_that_are_offered_have_examples() -> None:
         ("  class_path: FedAvg", "  class_pth: FedAvg", ["model: got ", "class_path and init_args (did you mean class_path?)"]),
         ("hidden:", "hiden:", ["'hiden' is not accepted by MLP (did you mean hidden?)"]),
         ("model:", "modle:", ["'modle.", "(did you mean model?)"]),
-        ("trainer:", "trainr:", ["'trainr.accelerator' (did you mean trainer.accelerator?)"]),
+        ("trainer:", "trainr:", ["'trainr.accelerator' is not accepted (did you mean trainer.accelerator?)"]),
         (
             "    num_clients: 3\n",
             "    num_clients: 3\n    num_clients: 4\n",

@@ -15,6 +15,7 @@ from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from tiny import CLASSES
 from torch import Tensor, nn
+from torchmetrics import MeanMetric
 
 from lightning_fed.engines.turn_loop import QUIET, Trainers, take_back
 from lightning_fed.methods import FedAvg
@@ -143,6 +144,30 @@ def test_the_trainer_is_built_once_and_trains_again() -> None:
     third = trainers.for_fit(1, [])
     assert third.callbacks == []
     assert fit(third, Plain())["steps"] == 3
+
+
+class Measures(Plain):
+    """Logs a metric of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metric = MeanMetric()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.metric.update(outputs["loss"])
+        self.log("metric", self.metric, on_step=False, on_epoch=True)
+
+
+def test_what_an_earlier_turn_logged_is_forgotten() -> None:
+    trainers, found = Trainers(new_trainer), []
+    for kind in (partial(Plain, log_steps=True), Measures, Plain, Measures):
+        torch.manual_seed(0)
+        found.append(fit(trainers.for_fit(2, []), kind())["metrics"])
+    steps, first, plain, second = found
+    assert steps.keys() == {"loss", "loss_step", "loss_epoch", "weight"}
+    assert plain.keys() == {"weight"}
+    assert first == second
+    assert first.keys() == {"metric", "weight"}
 
 
 def test_a_hook_that_comes_later_is_called() -> None:

@@ -145,6 +145,7 @@ class Fork:
 
     def __init__(self, process: Any) -> None:
         self._process = process
+        self.sentinel: int | None = process.sentinel
 
     def poll(self) -> int | None:
         code = self._process.exitcode

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from statistics import mean
 
@@ -27,7 +28,7 @@ PATIENCE = 20.0
 """Seconds that a run gets to end when it is asked to."""
 
 LOOK = 0.05
-"""Seconds between checks of the running cells; the display is updated every twenty of them."""
+"""Seconds between checks of the running cells, unless one of them ends; the display is updated every twenty of them."""
 
 STOPPED = {os.EX_TEMPFAIL, *(code for number in (signal.SIGTERM, signal.SIGUSR1) for code in (128 + number, -number))}
 """Exit codes of a run that was stopped by a signal and has not failed."""
@@ -99,6 +100,11 @@ class Attempt:
     @property
     def ended(self) -> bool:
         return self._process.poll() is not None
+
+    @property
+    def sentinel(self) -> int | None:
+        """See :class:`.CellProcess`."""
+        return self._process.sentinel
 
     def ask_to_end(self, number: int = signal.SIGTERM) -> None:
         """Send the run a signal, to stop at once or (SIGUSR1) at its next checkpoint."""
@@ -192,7 +198,7 @@ def play(
                         elsewhere = [job for job, status in states if status == "playing" and (wait or playing or waiting)]
                         progress.left = time_left(waiting, playing, paces, workers)
                         progress.at({attempt.job.cell.name: (attempt.job.folder.rounds, attempt.job.rounds) for attempt in playing})
-                    time.sleep(LOOK)
+                    wait_for([attempt.sentinel for attempt in playing if attempt.sentinel is not None], LOOK)
         finally:
             with ExitStack() as last:  # all of it, also if the disk is full
                 last.callback(changed)

@@ -14,7 +14,13 @@ PROGRAM = (sys.executable, "-m", "lightning_fed")
 
 
 class CellProcess(Protocol):
-    """A process, with the methods of :class:`subprocess.Popen` that are needed."""
+    """A process, with the methods of :class:`subprocess.Popen` that are needed.
+
+    Attributes:
+        sentinel: see :attr:`multiprocessing.Process.sentinel`; None: it has none.
+    """
+
+    sentinel: int | None
 
     def poll(self) -> int | None:
         """Its exit code, the negative number of the signal that ended it, or None while it runs."""
@@ -45,6 +51,8 @@ class Start(Protocol):
 
 class OwnProcess(subprocess.Popen[bytes]):
     """A new process for a cell, see :class:`Start`; it imports everything anew."""
+
+    sentinel: int | None = None
 
     def __init__(self, args: Sequence[str], log: Path, lock: int, variables: Mapping[str, str], threads: int) -> None:
         with log.open("ab") as said:
