@@ -218,9 +218,10 @@ def _with_names(text: str, message: str, keys: list[str], options: Collection[st
         text += meant(wrong[1], names)
         if short in BASES:
             text += f"; {keys[-1] if keys else 'the block'} names no class: give class_path, such as {BASES[short]}"
-    elif wrong := re.search(r"(?:not accept option|Option) '([^']+)'", text):
-        near = nearest(wrong[1], options) or _nearest_block(wrong[1]) or place_of(wrong[1])
-        text += hint(wrong[1].rpartition(".")[2], OPTIONS) or near
+    elif wrong := re.search(r"(?:(?:Group '([^']+)' does )?not accept option|Option) '([^']+)'", text):
+        name = ".".join(filter(None, wrong.groups()))
+        near = nearest(name, options) or _nearest_block(name) or place_of(name)
+        text += hint(name.rpartition(".")[2], OPTIONS) or near
     elif wrong := re.search(r"unrecognized arguments: --([^=\s]+)", text):
         return unknown(text, wrong[1], options, verb)
     elif text.startswith("unrecognized arguments: "):
