@@ -30,6 +30,8 @@ def check_variables(verb: str, parser: Any) -> None:
     """
     options = {action.dest.replace(".", "__").upper(): action.dest for action in parser._actions if action.option_strings}
     start = f"{PREFIX}_{verb.upper()}__"
+    if (of_all := f"{PREFIX}_CONFIG") in os.environ:
+        raise FederationError(f"{of_all} is set, but options are those of a verb: unset it, or set {start}CONFIG.")
     for variable, value in sorted((name, value) for name, value in os.environ.items() if name.startswith(start)):
         name = variable.removeprefix(start)
         if name not in options:

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import lightning as L
 import yaml
@@ -57,9 +57,6 @@ class FederationCLI(LightningCLI):
     config_dump: dict[str, Any]
     """The configuration that modules store. Lightning would validate all of it again, which takes longer than building it."""
 
-    _parsers: ClassVar[dict[tuple[str, ...], dict[str, Any]]] = {}
-    """By verbs: the attributes of Lightning's with their parsers, which do not depend on what is parsed."""
-
     def __init__(self, args: Sequence[str], do: Callable[["FederationCLI"], None] | None = None) -> None:
         refuse_broken_files(args)
         self.verbs = [verb for verb in OF_FEDERATION if args and args[0] == verb] or list(OF_FEDERATION)
@@ -111,14 +108,6 @@ class FederationCLI(LightningCLI):
         Trainer and federation, which takes time to build.
         """
         return {verb: {"model", "datamodule"} for verb in self.verbs}
-
-    def setup_parser(self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]) -> None:
-        """Build the parsers. A sweep's runs take those of the process from which they are forked."""
-        if (verbs := tuple(self.verbs)) not in self._parsers:
-            before = set(vars(self))
-            super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
-            self._parsers[verbs] = {name: value for name, value in vars(self).items() if name not in before}
-        vars(self).update(self._parsers[verbs])
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """The parser of a verb, or of all."""

@@ -1,10 +1,9 @@
-"""Imported by the process from which a sweep's runs are forked. It imports what they need, and makes no tensor, starts no thread
-and asks for no GPU, which forks could not share.
+"""Imported by the process from which a sweep's runs are forked. It imports what they need, and starts no thread and asks for no
+GPU, which forks could not share.
 """
 
 import gc
 import os
-import weakref
 from contextlib import suppress
 from importlib import import_module
 
@@ -14,21 +13,18 @@ import torch.utils.tensorboard  # noqa: F401
 
 from lightning_fed.cli.checks import PREFIX
 from lightning_fed.cli.dry_run import ParseOnly
+from lightning_fed.experiments.configs import shipped
 from lightning_fed.experiments.sweep.forks import awaited_libraries
 
-# The runs take this parser, and what it has read of the signatures and docstrings of common options, which takes half a second.
-# Options in environment variables are left to the runs.
+# The parser reads signatures and docstrings of the common options, which takes half a second. Options in environment variables are
+# left to the runs.
 given = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(PREFIX)}
-ParseOnly(["fit", "--config", "quickstart"])
+ParseOnly(["fit", "--config", str(shipped()["quickstart"])])
 os.environ.update(given)
 
 for name in awaited_libraries():
     with suppress(ImportError):
         import_module(name)
-
-# A process that ends would deallocate PyTorch's operators one by one.
-for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
-    finalizer.atexit = False
 
 # Existing objects are excluded from garbage collection: a collection in a fork would write to all memory, and so copy it.
 gc.collect()

@@ -209,6 +209,8 @@ def _with_names(text: str, message: str, keys: list[str], options: Collection[st
         return f"a {wrong[1]} is only a base class, or there is no class_path: name one of {', '.join(names)}"
     if "Option 'class_path' is not accepted" in text:
         return "the options of a class stand in its init_args, not beside its class_path"
+    text = re.sub(r"Subcommand '[^']+' does not accept option '([^']+)'", r"Option '\1' is not accepted", text)
+    text = re.sub(r"Group '([^']+)' does not accept option '([^']+)'", r"Option '\1.\2' is not accepted", text)
     wrong = re.search(r"Option '([^']+)' is not accepted(?! by)", text)
     if wrong and ((path := _whose(message, wrong[0])) or keys):
         # a method may fix an option of its base class
@@ -218,10 +220,9 @@ def _with_names(text: str, message: str, keys: list[str], options: Collection[st
         text += meant(wrong[1], names)
         if short in BASES:
             text += f"; {keys[-1] if keys else 'the block'} names no class: give class_path, such as {BASES[short]}"
-    elif wrong := re.search(r"(?:(?:Group '([^']+)' does )?not accept option|Option) '([^']+)'", text):
-        name = ".".join(filter(None, wrong.groups()))
-        near = nearest(name, options) or _nearest_block(name) or place_of(name)
-        text += hint(name.rpartition(".")[2], OPTIONS) or near
+    elif wrong:
+        near = nearest(wrong[1], options) or _nearest_block(wrong[1]) or place_of(wrong[1])
+        text += hint(wrong[1].rpartition(".")[2], OPTIONS) or near
     elif wrong := re.search(r"unrecognized arguments: --([^=\s]+)", text):
         return unknown(text, wrong[1], options, verb)
     elif text.startswith("unrecognized arguments: "):
@@ -229,7 +230,7 @@ def _with_names(text: str, message: str, keys: list[str], options: Collection[st
     elif keys == ["model"] and text == "the following arguments are required: backbone":
         text += "; the one of the configuration, if it has one, does not fit the method: name another with --model.backbone"
     elif text.startswith("the following arguments are required: "):
-        text = re.sub(r"\b(\w+\.)?(data|model|output)\b", r"--\2", text)
+        text = text if keys else re.sub(r"\b(\w+\.)?(data|model|output)\b", r"--\2", text)
         text += "; or --config with a file or a name that lightning-fed configs lists"
     elif "expected the name of a" in text:
         given = [name for name in re.findall(r"'(\w+)':", _given(message)) if name not in ("class_path", "init_args")]

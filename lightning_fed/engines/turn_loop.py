@@ -92,7 +92,6 @@ class Trainers:
     def __init__(self, new_trainer: TrainerFactory) -> None:
         self.new_trainer = new_trainer
         self._fitting: L.Trainer | None = None
-        self._results = _Results(training=True)
         self._others: dict[bool, L.Trainer] = {}
 
     def for_fit(self, epochs: int, callbacks: Iterable[L.Callback], **options: Any) -> L.Trainer:
@@ -112,11 +111,8 @@ class Trainers:
         old = trainer.fit_loop
         if trainer is self._fitting:
             trainer.fit_loop = _FitLoop(trainer, old.min_epochs, epochs)
-        if L.__version__.startswith(TRIED):
-            results = self._results if trainer is self._fitting else _Results(training=True)
-            trainer.fit_loop.epoch_loop = _TurnEpochLoop(trainer, results, old.min_steps, old.max_steps)
-        else:
-            trainer.fit_loop.epoch_loop = _TrainingEpochLoop(trainer, old.min_steps, old.max_steps)
+        kind = _TurnEpochLoop if L.__version__.startswith(TRIED) else _TrainingEpochLoop
+        trainer.fit_loop.epoch_loop = kind(trainer, old.min_steps, old.max_steps)
         return trainer
 
     def for_evaluating(self, gradients: bool = False) -> L.Trainer:
@@ -147,21 +143,16 @@ class _TurnEpochLoop(_TrainingEpochLoop):
 
     Hooks of a batch are called only if they are overridden, which is checked once per fit. A batch that is already on the device
     is not moved. Nothing is profiled without a profiler. Logged values are updated after a batch only if a step logs.
-
-    Args:
-        trainer: the Trainer.
-        results: what modules log; kept between fits, each of which resets the values.
-        min_steps: as in Lightning.
-        max_steps: as in Lightning.
     """
 
     _batches_that_stepped: int
     """Used by Lightning's loop, for loggers."""
 
-    def __init__(self, trainer: L.Trainer, results: "_Results", min_steps: int | None, max_steps: int) -> None:
+    def __init__(self, trainer: L.Trainer, min_steps: int | None = None, max_steps: int = -1) -> None:
         super().__init__(trainer, min_steps, max_steps)
-        self._results: _Results = results
+        self._results = _Results(training=True)
         self._short: bool | None = None  # whether Lightning's processing of a batch can be shortened; None: not known yet
+        self._logs_steps = False
         self._logged = 0  # number of names logged at the end of an epoch
         self._moves = self._takes_number = True
         self._step: Callable[..., Any] = _nothing
@@ -270,8 +261,8 @@ class _TurnEpochLoop(_TrainingEpochLoop):
             hook(trainer, module, output, batch, number)
         for hook in self._module_end:
             hook(output, batch, number)
-        if results.of_steps or len(results) > self._logged:
-            results.of_steps = True
+        if self._logs_steps or len(results) > self._logged:
+            self._logs_steps = True
             trainer._logger_connector.on_batch_end()
         else:
             results.batch = results.batch_size = None
@@ -288,12 +279,7 @@ class _TurnEpochLoop(_TrainingEpochLoop):
 class _Results(_ResultCollection):
     """Logged results. Lightning searches all of a result for tensors to move to a value's device, each time a value is logged; this
     class does so only if they are on another device.
-
-    Attributes:
-        of_steps: whether a training step has logged something.
     """
-
-    of_steps = False
 
     def __setitem__(self, name: str, result: _ResultMetric) -> None:
         result.__class__ = _Result

@@ -55,6 +55,11 @@ def test_one_that_would_do_nothing_is_refused(
     assert remedy in message
 
 
+def test_a_configuration_of_all_verbs_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("LIGHTNING_FED_CONFIG", "quickstart")
+    assert "or set LIGHTNING_FED_FIT__CONFIG" in refused(capsys, "fit", "--config", "quickstart")
+
+
 def test_those_of_another_verb_are_left_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("LIGHTNING_FED_TEST__FEDERATION__ROUNDS", "7")
     federation, said = printed(capsys, "--config", "quickstart")

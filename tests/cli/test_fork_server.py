@@ -21,6 +21,7 @@ def test_it_asks_for_no_gpu_and_leaves_the_environment_to_the_runs(
     for name in ("is_available", "device_count", "_lazy_init"):
         monkeypatch.setattr(torch.cuda, name, lambda name=name: asked.append(name))
     monkeypatch.setenv("LIGHTNING_FED_FIT__FEDERATION__ROUNDS", "many")
+    Path("quickstart").mkdir()  # somebody's run_dir
     sys.modules.pop(SERVER, None)
     import_module(SERVER)
     assert asked == []

@@ -224,7 +224,7 @@ def test_defaults_are_no_nulls() -> None:
             ["--federation.round=3 (did you mean --federation.rounds?); see lightning-fed fit --help federation"],
         ),
         (["--trainer.acelerator=cpu"], ["(did you mean --trainer.accelerator?)"]),
-        (["--config={trainer: {acelerator: cpu}}"], ["'acelerator' (did you mean trainer.accelerator?)"]),
+        (["--config={trainer: {acelerator: cpu}}"], ["'trainer.acelerator' is not accepted (did you mean trainer.accelerator?)"]),
         (["--model=FedAgv"], ["model: there is no 'FedAgv' (did you mean FedAvg?); known are "]),
         (
             ["--federation.engine=Proceses"],

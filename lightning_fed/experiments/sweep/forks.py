@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -189,6 +190,8 @@ def run_program(args: Sequence[str], variables: Mapping[str, str], module: str) 
     """Run ``python -m`` this module with variables added to its environment and end the process as Python does, but without
     deallocating objects: a fork would copy all of their memory to decrease reference counts.
     """
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # PyTorch's, of 200 operators
+        finalizer.atexit = False
     os.environ.update(variables)
     sys.argv[1:] = args
     code = 1

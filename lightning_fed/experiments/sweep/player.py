@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from multiprocessing.connection import wait as wait_for
+from multiprocessing import connection
 from pathlib import Path
 from statistics import mean
 
@@ -198,7 +198,7 @@ def play(
                         elsewhere = [job for job, status in states if status == "playing" and (wait or playing or waiting)]
                         progress.left = time_left(waiting, playing, paces, workers)
                         progress.at({attempt.job.cell.name: (attempt.job.folder.rounds, attempt.job.rounds) for attempt in playing})
-                    wait_for([attempt.sentinel for attempt in playing if attempt.sentinel is not None], LOOK)
+                    connection.wait([attempt.sentinel for attempt in playing if attempt.sentinel is not None], LOOK)
         finally:
             with ExitStack() as last:  # all of it, also if the disk is full
                 last.callback(changed)

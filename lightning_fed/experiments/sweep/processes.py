@@ -17,7 +17,7 @@ class CellProcess(Protocol):
     """A process, with the methods of :class:`subprocess.Popen` that are needed.
 
     Attributes:
-        sentinel: see :attr:`multiprocessing.Process.sentinel`; None: it has none.
+        sentinel: a file descriptor that can be read once the process has ended; None: only :meth:`poll` tells.
     """
 
     sentinel: int | None

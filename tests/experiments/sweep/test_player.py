@@ -35,7 +35,7 @@ from lightning_fed.system.disk import write_whole
 from lightning_fed.system.signals import Preempted, Terminated, preemption
 
 STAND_IN = """
-import atexit, logging, os, signal, sys, time, warnings
+import logging, os, signal, sys, time, warnings, weakref
 from pathlib import Path
 
 folder, behaviour = Path(sys.argv[1]), sys.argv[2]
@@ -57,7 +57,7 @@ if behaviour == "dies":
 if behaviour == "leaves":
     os._exit(7)
 if behaviour == "breaks":
-    atexit.register(print, "let go")
+    weakref.finalize(Path, print, "let go")
     1 / 0
 if behaviour == "looks":
     [os.environ.pop(name, None) for name in ("LINES", "COLUMNS")]  # which pytest's readline sets, where os.environ does not see it
@@ -332,6 +332,12 @@ def test_a_fork_server_that_starts_early_is_told_what_was_imported_meanwhile() -
     assert {"csv", "json"} <= {*told}
     assert {name.partition(".")[0] for name in told} == {"csv", "json"}
     assert forking.NAMES not in os.environ
+
+
+def test_a_fork_leaves_the_servers_finalizers_to_it() -> None:
+    Path("nothing.py").write_text("import pathlib, weakref; weakref.finalize(pathlib.Path, print, 'the operators')")
+    assert played([job(0, "breaks")], 1, FORKS)[0]["error"] == "let go"
+    assert "operators" not in job(0).folder.log.read_text()
 
 
 def test_a_fork_server_that_cannot_start_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
