@@ -14,7 +14,7 @@ import torch.utils.tensorboard  # noqa: F401
 from lightning_fed.cli.checks import PREFIX
 from lightning_fed.cli.dry_run import ParseOnly
 from lightning_fed.experiments.configs import shipped
-from lightning_fed.experiments.sweep.forks import awaited_libraries
+from lightning_fed.experiments.sweep.forks import named_libraries
 
 # The parser reads signatures and docstrings of the common options, which takes half a second. Options in environment variables are
 # left to the runs.
@@ -22,7 +22,7 @@ given = {name: os.environ.pop(name) for name in list(os.environ) if name.startsw
 ParseOnly(["fit", "--config", str(shipped()["quickstart"])])
 os.environ.update(given)
 
-for name in awaited_libraries():
+for name in named_libraries():
     with suppress(ImportError):
         import_module(name)
 

@@ -73,7 +73,7 @@ def run(args: Sequence[str]) -> None:
             play_all(sweep, given.workers, console, own_processes(sweep.threads), again, preempted)
         else:
             with ForkServer(sweep.threads) as start:
-                play_all(sweep, given.workers, console, start, again, preempted)
+                play_all(sweep, given.workers, console, start, again, preempted, start.name_libraries)
 
 
 def known_cells(sweep: Sweep, best: Mapping[tuple[str, str], str]) -> list[Cell]:
@@ -98,13 +98,21 @@ def commands(sweep: Sweep, jobs: Sequence[CellJob], best: Mapping[tuple[str, str
         yield f"# --cell takes 0 to {len(cells) - 1}"
 
 
-def play_all(sweep: Sweep, workers: int, console: Console, start: Start, again: str, preempted: Callable[[], bool]) -> None:
-    """Run what is not finished: first the runs that try values, then all.
+def play_all(
+    sweep: Sweep,
+    workers: int,
+    console: Console,
+    start: Start,
+    again: str,
+    preempted: Callable[[], bool],
+    after_check: Callable[[], None] = lambda: None,
+) -> None:
+    """Run what is not finished: first the runs that try values, then all. ``after_check`` is called after each check.
 
     Raises:
         FederationError: if all values of a method have ended, none with a number.
     """
-    jobs = checked(sweep, known_cells(sweep, {}), console)
+    jobs = checked(sweep, known_cells(sweep, {}), console, after_check=after_check)
     tried = [job for job in jobs if job.cell.value]
     played(sweep, tried, known_cells(sweep, {}), workers, console, start, preempted, wait=True)
     if preempted():
@@ -201,9 +209,11 @@ def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:
     log.info(f"Curves, a line and a band for each method: tensorboard --logdir {shlex.quote(str(sweep.folder / BOARD))}")
 
 
-def checked(sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool = True) -> list[CellJob]:
+def checked(
+    sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool = True, after_check: Callable[[], None] = lambda: None
+) -> list[CellJob]:
     """Parse all runs before the first one starts. Of those that differ only by seeds, one is parsed and, unless all are finished,
-    built: the first finished one, whose data must be those of its run, or the first.
+    built: the first finished one, whose data must be those of its run, or the first. ``after_check`` is called after each.
 
     Raises:
         SystemExit: with code 2, after a line for each error, with its runs.
@@ -245,6 +255,7 @@ def checked(sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool =
                 wrong.setdefault(str(error).removeprefix(f"{cell.name}: "), []).append(cell.name)
             if cell.name in to_build:
                 gc.collect()  # its data, which are in cycles: those of many runs fill the memory
+                after_check()
         if not frozen:  # else by someone who forks this process
             gc.unfreeze()
     for what, names in wrong.items():

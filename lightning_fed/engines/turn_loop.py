@@ -46,6 +46,8 @@ def turn_trainer(new_trainer: TrainerFactory, **options: Any) -> L.Trainer:
     trainer = new_trainer(**QUIET, **options)
     # The run handles signals, see lightning_fed.system.signals: Lightning would replace its handlers and restore them incorrectly.
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    # A turn starts from what its client received. On SLURM, Lightning would look for checkpoints that other programs have left.
+    trainer._checkpoint_connector._select_ckpt_path = lambda *_, **__: None  # type: ignore[method-assign]
     if L.__version__.startswith(TRIED):
         trainer._run_stage = partial(_run_stage, trainer)  # type: ignore[method-assign]
     if type(trainer.strategy) is SingleDeviceStrategy:

@@ -261,10 +261,22 @@ def test_with_a_release_that_was_not_tried_the_loop_is_lightnings(monkeypatch: p
 
 
 def test_a_trainer_starts_under_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Started by srun, as one task."""
+    """Started by srun, as one task. A checkpoint that another program has left in the folder when it was preempted is not its own:
+    Lightning would start from it.
+    """
+    trainers = Trainers(new_trainer)
+    trainer = trainers.for_fit(1, [])
+    torch.manual_seed(0)
+    alone = fit(trainer, Plain())
+    trainer.save_checkpoint("hpc_ckpt_1.ckpt")
     variables = {"NTASKS": "1", "JOB_NAME": "study", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "NNODES": "1"}
     for name, value in variables.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    trainers = Trainers(new_trainer)
-    assert fit(trainers.for_fit(1, []), Plain())["steps"] == 3
-    assert fit(trainers.for_fit(1, []), Plain())["steps"] == 3
+    for some in (Trainers(new_trainer), trainers):
+        torch.manual_seed(0)
+        assert fit(some.for_fit(1, []), Plain()) == alone
+    module = Plain()
+    module.test_step = lambda batch: None  # type: ignore[method-assign]
+    before = module.layer.weight.clone()
+    trainers.for_evaluating().test(module, examples(), verbose=False)
+    assert torch.equal(module.layer.weight, before)

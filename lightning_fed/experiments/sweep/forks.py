@@ -33,7 +33,7 @@ LIBRARIES = {"datasets", "pandas", "peft", "scipy", "sklearn", "tokenizers", "to
 """Libraries that take long to import and that not all runs need."""
 
 NAMES = "LIGHTNING_FED_SERVER_IMPORTS"
-"""The environment variable with the file that tells the server which of these to import."""
+"""The environment variable with the file that tells the server which of these to import, a name per line."""
 
 UNKNOWN, LOST = 255, 128 + signal.SIGTERM
 """The exit code that multiprocessing gives to a fork whose server has died, and what stands for it here. If the fork is still
@@ -64,8 +64,8 @@ class ForkServer:
     process has imported to check the cells. They start without waiting for imports. If that process dies, the next cell starts
     another one.
 
-    As a context it starts that process at once, to import what all runs need while this one checks them. The first cell then tells
-    it what else to import.
+    As a context it starts that process at once, to import what all runs need while this one checks them and names what they need
+    besides.
 
     Args:
         threads: number of torch threads of a cell.
@@ -73,7 +73,8 @@ class ForkServer:
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
-        self._names: Any = None  # an open file, which this process locks until it has written them
+        self._names: Any = None  # an open file, which this process locks until the first cell starts
+        self._named = set[str]()
 
     def __enter__(self) -> Self:
         self._names = NamedTemporaryFile("w")  # removed when it is closed
@@ -86,17 +87,24 @@ class ForkServer:
     def __exit__(self, *error: object) -> None:
         self._names.close()
 
+    def name_libraries(self) -> None:
+        """Tell the server which libraries this process has imported, so that it imports them, too."""
+        libraries = [name for name in sys.modules if name.partition(".")[0] in LIBRARIES and name not in self._named]
+        self._named.update(libraries)
+        if self._names is not None:
+            self._names.writelines(f"{name}\n" for name in libraries)
+            self._names.flush()
+
     def __call__(self, args: Sequence[str], log: Path, lock: int, variables: Mapping[str, str]) -> "Fork":
         """Start a fork, see :class:`.Start`.
 
         Raises:
             FederationError: if the server has ended before it could start anything.
         """
-        libraries = [name for name in sys.modules if name.partition(".")[0] in LIBRARIES]
-        if self._names is not None and self._names.tell() == 0:
-            print(*libraries, file=self._names, flush=True)
+        self.name_libraries()
+        if self._names is not None:
             fcntl.flock(self._names, fcntl.LOCK_UN)
-        forkserver.set_forkserver_preload([*libraries, PRELOADED])  # for another server
+        forkserver.set_forkserver_preload([*self._named, PRELOADED])  # for another server
         given = PROGRAM, list(args), log, dict(variables), OpenFile(lock)
         process = multiprocessing.get_context("forkserver").Process(target=play, args=given)
         try:
@@ -121,20 +129,17 @@ class ForkServer:
             os.environ.update(before)
 
 
-def awaited_libraries() -> list[str]:
-    """In the server: what the sweep's checks have imported of :data:`LIBRARIES`, when it says so; empty if the server was started
-    after the checks.
-
-    Raises:
-        SystemExit: if the sweep ends before it says so.
+def named_libraries() -> Iterator[str]:
+    """In the server: what the sweep's checks import of :data:`LIBRARIES`, while they run; nothing if the server was started after
+    them.
     """
     if (name := os.environ.pop(NAMES, None)) is None:
-        return []
-    with suppress(FileNotFoundError), Path(name).open() as file:
+        return
+    with suppress(FileNotFoundError), Path(name).open() as file:  # a sweep that has ended has removed it
+        whole, _, part = file.read().rpartition("\n")  # the last line may not be finished
+        yield from whole.split()
         fcntl.flock(file, fcntl.LOCK_SH)
-        if line := file.readline():
-            return line.split()
-    raise SystemExit
+        yield from (part + file.read()).split()
 
 
 class Fork:

@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -316,22 +317,39 @@ def test_a_fork_server_that_dies_is_replaced_and_its_forks_hold_their_cells() ->
     assert [row["status"] for row in played(jobs, 1, FORKS)] == ["finished", "finished"]
 
 
-def test_a_fork_server_that_starts_early_is_told_what_was_imported_meanwhile() -> None:
-    """The second cell is a fork of it, too."""
+def test_a_fork_server_that_starts_early_is_told_what_is_imported_meanwhile() -> None:
+    """At once, and the rest when the first cell starts. The second cell is a fork of it, too."""
     Path("nothing.py").write_text(
-        "open('started', 'w').close()\n"
-        "from lightning_fed.experiments.sweep.forks import awaited_libraries\n"
-        "print(*awaited_libraries(), file=open('told', 'a'), flush=True)\n"
+        "from lightning_fed.experiments.sweep.forks import named_libraries\n"
+        "for name in named_libraries(): print(name, file=open('told', 'a'), flush=True)\n"
     )
-    forking.LIBRARIES.update({"csv", "json"})
+    told = Path("told").absolute()
+    forking.LIBRARIES.add("csv")
     with ForkServer(3) as start:
-        when(Path("started").absolute().is_file, lambda: None).join(20)
-        assert not Path("told").exists()
+        start.name_libraries()
+        when(told.is_file, lambda: None).join(20)
+        assert told.read_text().split() == ["csv"]
+        forking.LIBRARIES.add("json")
         assert [row["status"] for row in played([job(0), job(1)], 1, start)] == ["finished"] * 2
-    told = Path("told").read_text().split()
-    assert {"csv", "json"} <= {*told}
-    assert {name.partition(".")[0] for name in told} == {"csv", "json"}
+    names = told.read_text().split()
+    assert "json" in names
+    assert {name.partition(".")[0] for name in names} == {"csv", "json"}
+    assert len(names) == len(set(names))
     assert forking.NAMES not in os.environ
+
+
+def test_a_name_that_is_half_written_is_read_when_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(forking.NAMES, "names")
+    with Path("names").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write("scipy\nskle")
+        file.flush()
+        names = forking.named_libraries()
+        assert next(names) == "scipy"
+        file.write("arn\n")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_UN)
+        assert list(names) == ["sklearn"]
 
 
 def test_a_fork_leaves_the_servers_finalizers_to_it() -> None:
