@@ -22,10 +22,10 @@ given = {name: os.environ.pop(name) for name in list(os.environ) if name.startsw
 ParseOnly(["fit", "--config", str(shipped()["quickstart"])])
 os.environ.update(given)
 
+gc.collect()
 for name in named_libraries():
     with suppress(ImportError):
         import_module(name)
 
 # Existing objects are excluded from garbage collection: a collection in a fork would write to all memory, and so copy it.
-gc.collect()
 gc.freeze()

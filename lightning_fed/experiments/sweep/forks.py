@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +18,7 @@ from multiprocessing import forkserver
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, NoReturn, Self
+from typing import IO, Any, NoReturn, Self
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.processes import environment
@@ -34,6 +35,9 @@ LIBRARIES = {"datasets", "pandas", "peft", "scipy", "sklearn", "tokenizers", "to
 
 NAMES = "LIGHTNING_FED_SERVER_IMPORTS"
 """The environment variable with the file that tells the server which of these to import, a name per line."""
+
+LOOK = 0.02
+"""Seconds between the server's looks into that file."""
 
 UNKNOWN, LOST = 255, 128 + signal.SIGTERM
 """The exit code that multiprocessing gives to a fork whose server has died, and what stands for it here. If the fork is still
@@ -136,10 +140,21 @@ def named_libraries() -> Iterator[str]:
     if (name := os.environ.pop(NAMES, None)) is None:
         return
     with suppress(FileNotFoundError), Path(name).open() as file:  # a sweep that has ended has removed it
-        whole, _, part = file.read().rpartition("\n")  # the last line may not be finished
-        yield from whole.split()
-        fcntl.flock(file, fcntl.LOCK_SH)
-        yield from (part + file.read()).split()
+        part, last = "", False
+        while not last:
+            last = _unlocked(file)
+            whole, _, part = (part + file.read()).rpartition("\n")  # the last line may not be finished
+            yield from whole.split()
+            if not last:
+                time.sleep(LOOK)
+
+
+def _unlocked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class Fork:
