@@ -27,6 +27,7 @@ from lightning_fed.experiments.sweep.tuning import chosen, trials
 from lightning_fed.system.disk import in_one_line, naming, write_whole
 from lightning_fed.system.folders import from_home
 from lightning_fed.system.logs import each_line_once
+from lightning_fed.system.ranks import forget_rank
 from lightning_fed.system.signals import Preempted, preemption
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ def parser() -> Options:
 def run(args: Sequence[str]) -> None:
     """Run the verb."""
     given = parser().parse_args(args[1:])
+    forget_rank()  # srun -n 4 bash -c 'lightning-fed sweep … --cell $SLURM_PROCID' starts four sweeps
     console = Console()
     config = found(given.config, SWEEP)
     sweep = read_sweep(config)

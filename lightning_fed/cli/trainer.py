@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import lightning as L
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import callbacks as of_lightning
 from lightning.pytorch.callbacks.finetuning import BaseFinetuning
 from lightning.pytorch.callbacks.progress.progress_bar import ProgressBar
@@ -104,7 +106,7 @@ def build_trainer(settings: dict[str, Any], **overrides: Any) -> L.Trainer:
         FederationError: if Lightning refuses the settings because of one of them.
     """
     try:
-        return L.Trainer(**copy.deepcopy(settings) | overrides)
+        return _new_trainer(settings, **overrides)
     except Exception as error:
         if (key := at_fault(settings, overrides)) is None:
             raise
@@ -117,6 +119,16 @@ def at_fault(settings: dict[str, Any], overrides: dict[str, Any]) -> str | None:
     for key, parameter in inspect.signature(L.Trainer).parameters.items():
         if key in settings and settings[key] != parameter.default:
             with contextlib.suppress(Exception):
-                L.Trainer(**copy.deepcopy(settings) | {key: parameter.default} | overrides)
+                _new_trainer(settings, **{key: parameter.default} | overrides)
                 return key
     return None
+
+
+def _new_trainer(settings: dict[str, Any], **overrides: Any) -> L.Trainer:
+    """A Trainer of one process, also in a SLURM job of several tasks, with which Lightning would take it for one of as many."""
+    options = copy.deepcopy(settings) | overrides
+    given = options.get("plugins") or []
+    plugins = given if isinstance(given, list) else [given]
+    if not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
+        plugins = [*plugins, LightningEnvironment()]
+    return L.Trainer(**options | {"plugins": plugins})

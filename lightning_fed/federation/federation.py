@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import lightning as L
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.loggers import Logger
 
 from lightning_fed.callbacks import (
@@ -34,6 +35,7 @@ from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.compression import NONE, Compression
 from lightning_fed.engines.malloc import retained_memory
+from lightning_fed.engines.preflight.one_process import refuse_other_ranks
 from lightning_fed.engines.silence import no_second_traceback, quiet_lightning, torch_threads
 from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.errors import FederationError
@@ -193,7 +195,7 @@ class Federation:
             callbacks=[*always, *(callbacks or []), *shown],
         )
         self.engine = engine or InProcess()
-        self.new_trainer = trainer or partial(L.Trainer, devices=1)
+        self.new_trainer = trainer or partial(L.Trainer, devices=1, plugins=[LightningEnvironment()])  # not SLURM's, for example
         self._newest: Run | None = None
 
     @property
@@ -436,6 +438,7 @@ class Federation:
                 raise FederationError(
                     f"{name} is {_called(given)}, expected an object of a subclass of {kind.__name__}, such as {such}."
                 )
+        refuse_other_ranks()
         with ExitStack() as stack, self._surroundings(), stopped_by_signals():
             model, seen_before = self._started(model, datamodule)
             made: list[Path] = []
