@@ -4,6 +4,7 @@ import argparse
 import atexit
 import errno
 import gc
+import io
 import os
 import shlex
 import sys
@@ -39,6 +40,8 @@ def main(args: Sequence[str] | None = None) -> None:
     is_program, args = args is None, list(sys.argv[1:] if args is None else args)
     if is_program:
         atexit.register(gc.freeze)  # the interpreter's last collection would walk through all of torch for a second
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # an arrow is no reason to end a run where only ASCII can be printed
     if not args or args[0] in ("-h", "--help", "--version"):
         _overview().parse_args(args or ["--help"])  # prints and exits, without waiting for torch
 

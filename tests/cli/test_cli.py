@@ -64,6 +64,14 @@ def test_help_is_fast_because_it_waits_for_nothing() -> None:
     assert all(verb in done.stdout for verb in ("fit", "validate", "test"))
 
 
+def test_what_cannot_be_printed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    command = [sys.executable, "-m", "lightning_fed", "fit", "--model.help", "PFedLoRA"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "?" in done.stdout
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(r"lightning-fed \d+\.\d+\.\d+\n", printed(capsys, "--version"))
 
