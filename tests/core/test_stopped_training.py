@@ -94,6 +94,10 @@ def test_in_any_precision(precision: str, tmp_path: Path) -> None:
     assert_ends_the_same("FedRep", tmp_path, precision=precision, head_epochs=1)
 
 
+def test_what_only_the_first_step_of_a_turn_trains(tmp_path: Path) -> None:
+    assert_ends_the_same("APFL", tmp_path, slice(0, -1, 3), alpha_lr=0.4)
+
+
 def test_within_a_step_of_several_batches(tmp_path: Path) -> None:
     assert_ends_the_same("FedAvg", tmp_path, accumulate=4)
 
