@@ -14,6 +14,9 @@ from lightning_fed.tensors import check_fits
 ADDED = "lightning_fed.nn."
 """Home of the layers that methods add to networks."""
 
+REGISTERED = ("_parameters", "_buffers", "_modules")
+"""Attributes in which a module has its parameters, buffers and layers."""
+
 M = TypeVar("M", bound=Any)
 """A :class:`.FederatedModule`."""
 
@@ -69,7 +72,9 @@ class ClientModules(Generic[M]):
 
 
 def as_before_build(module: M) -> M:
-    """A copy of a module as it was before its networks were built. Arguments of ``__init__`` stay the same objects."""
+    """A copy of a module as it was before its networks were built. Arguments of ``__init__`` stay the same objects, except layers:
+    these are copied, but for frozen parameters.
+    """
     copied = copy.copy(module)
     for name, value in vars(module).items():
         if isinstance(value, dict | set):  # nn.Module keeps parameters, buffers and children in these
@@ -78,9 +83,12 @@ def as_before_build(module: M) -> M:
         given = module.given_attributes
         for name in vars(module).keys() - given:
             del vars(copied)[name]
-        for place in ("_parameters", "_buffers", "_modules"):
+        for place in REGISTERED:
             vars(copied)[place] = {name: value for name, value in vars(module)[place].items() if name in given}
     copied._trainer, copied.task = None, module.task.copied()
+    memo: dict[int, Any] = {id(p): p for p in module.parameters() if not p.requires_grad} | {id(copied.task): copied.task}
+    for place in REGISTERED:
+        vars(copied)[place] = copy.deepcopy(vars(copied)[place], memo)
     copied._begin()
     return copied
 

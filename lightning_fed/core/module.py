@@ -208,8 +208,8 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
     def for_client(self, client: ClientInfo, seed: int = 0) -> Self:
         """A new module for ``client``, whose initial weights are drawn from the client's own random stream.
 
-        Frozen tensors that are neither shared nor private are the same objects for all clients of an architecture. Hyperparameters
-        and networks that were passed to ``__init__`` (rather than made in :meth:`build`) are shared, not copied.
+        Frozen tensors that are neither shared nor private are the same objects for all clients of an architecture. Layers that were
+        made in ``__init__`` (rather than in :meth:`build`) are copied, so that all clients begin with the same weights.
         """
         if self.is_built:
             return ClientModules(self, seed).of(client)
@@ -255,10 +255,7 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         self._second_names, self._payload = second_names(self), frozenset(self.payload())
         self._shared, self._statistics = self.first_names(self.shared_names()), self.first_names(self.recomputed_buffers())
         self._private = self.first_names(self.private_names()) - self._shared
-        if clash := sorted(self._payload & self.state_dict().keys()):
-            raise FederationError(
-                f"The payload of {type(self).__name__} names {clash[0]!r}, which is in the state dict: rename it."
-            )
+        self.check_names()
         self.load_initial(self.update_state() if self.initialized_from() else {})
         self.is_built = True
         if idle := self._idle_of_loss():

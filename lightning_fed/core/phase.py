@@ -65,8 +65,13 @@ class Phase:
             optimizer = self.optimizer(self.parameters)
         except FederationError:
             raise
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise FederationError(f"The optimizer of phase {self.name!r} refuses its settings: {error}.") from error
+        if not isinstance(optimizer, Optimizer):
+            raise FederationError(
+                f"What builds the optimizer of phase {self.name!r} returned a {type(optimizer).__name__}: let it return a "
+                "torch.optim.Optimizer."
+            )
         closure = inspect.signature(optimizer.step).parameters.get("closure")
         if closure is not None and closure.default is closure.empty:
             raise FederationError(

@@ -142,7 +142,7 @@ class PhasedModule(L.LightningModule):
         """
         if self.accumulate > 1:
             return self._accumulated_gradients(batch)
-        loss: Tensor = self.phase.loss(batch)
+        loss = self._loss_of(batch)
         self.manual_backward(loss if self.phase.penalty is None else loss + self.phase.penalty())
         return loss.detach()
 
@@ -151,12 +151,21 @@ class PhasedModule(L.LightningModule):
         terms = [self.loss_terms(batch) for batch in batches]
         total, losses = max(sum(terms), 1), []
         for batch, share in zip(batches, terms, strict=True):
-            loss: Tensor = self.phase.loss(batch) * (share / total)
+            loss = self._loss_of(batch) * (share / total)
             self.manual_backward(loss)
             losses.append(loss.detach())
         if self.phase.penalty is not None:
             self.manual_backward(self.phase.penalty())
         return torch.stack(losses).sum()
+
+    def _loss_of(self, batch: Any) -> Tensor:
+        """The loss of the running phase. Raises :class:`FederationError` if it is no tensor."""
+        if not isinstance(loss := self.phase.loss(batch), Tensor):
+            raise FederationError(
+                f"The loss of a batch in phase {self.phase.name!r} is a {type(loss).__name__}: let client_loss, or the phase's "
+                "loss, return a tensor with one number."
+            )
+        return loss
 
     def loss_terms(self, batch: Any) -> int:
         """Number of terms that the loss of a batch is the mean over. Default: one per example."""
@@ -280,6 +289,11 @@ class PhasedModule(L.LightningModule):
             raise FederationError(
                 f"gradient_clip is {clips[0]} with precision 16-mixed, whose gradients are scaled when they are clipped: "
                 "set the trainer's precision to bf16-mixed or 32-true, or leave gradient_clip out."
+            )
+        if not self.running_phases and type(self).configure_optimizers is not PhasedModule.configure_optimizers:
+            raise FederationError(
+                f"{type(self).__name__} overrides configure_optimizers, which gives each phase its optimizer: pass optimizer=…, or "
+                "override phases."
             )
         if not self.running_phases:
             raise FederationError(f"{type(self).__name__} has nothing to train: give it epochs or steps above 0.")

@@ -8,6 +8,7 @@ from torch import Tensor
 from lightning_fed.core.messages import Broadcast
 from lightning_fed.core.phase import Phase
 from lightning_fed.core.phased_module import MOMENTS
+from lightning_fed.errors import FederationError
 from lightning_fed.tensors import State, check_dtypes, check_fits
 
 
@@ -160,6 +161,35 @@ class SharedStateMixin(L.LightningModule):
     def first_names(self, names: Iterable[str]) -> frozenset[str]:
         """The first name in the state dict of each of these entries."""
         return frozenset(self._second_names.get(name, name) for name in names)
+
+    def check_names(self) -> None:
+        """Refuse names that do not fit the state dict.
+
+        Raises:
+            FederationError: for shared and other names that are not in it, and for a payload's that are.
+        """
+        own, method = self.state_dict().keys(), type(self).__name__
+        parts = {"shared_names": self._shared, "recomputed_buffers": self._statistics, "private_names": self._private}
+        for hook, names in parts.items():
+            for name in sorted(names - own):
+                ends = [known for known in own if known.endswith(f".{name}")]
+                meant = f"did you mean {ends[0]!r}?" if ends else "print the module's state_dict() to see them."
+                raise FederationError(f"{hook} of {method} has {name!r}, which is no name of its state dict: {meant}")
+        if clash := sorted(self._payload & own):
+            raise FederationError(f"The payload of {method} names {clash[0]!r}, which is in the state dict: rename it.")
+
+    def refuse_late_layers(self) -> None:
+        """Refuse entries of the state dict that have come after :meth:`build`: they would be neither sent nor kept.
+
+        Raises:
+            FederationError: names one.
+        """
+        known = self._shared | self._private | self._statistics | self.frozen_names | self._second_names.keys()
+        if late := [name for name in self.state_dict() if name not in known]:
+            raise FederationError(
+                f"{type(self).__name__} has {late[0]!r}, which was added after build(), so that it would be neither sent nor kept "
+                "between turns: add it in build(), after super().build()."
+            )
 
     def _state(self, names: frozenset[str]) -> State:
         return {name: t.detach().to("cpu", copy=True) for name, t in self.state_dict().items() if name in names}

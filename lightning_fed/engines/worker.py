@@ -15,6 +15,7 @@ from lightning_fed.core.hparams import remedy
 from lightning_fed.core.messages import STAGES, Broadcast, ClientUpdate, Turn, TurnResult
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.phase import Phase
+from lightning_fed.core.phased_module import PhasedModule
 from lightning_fed.core.public_distillation import OUTPUTS, PublicDistillation
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
@@ -67,6 +68,7 @@ class Worker:
         self.flops = FlopMeter()
         self._modules: dict[Hashable, FederatedModule] = {}
         self._unsaved: dict[Hashable, UnsavedBuffers] = {}
+        self._trained: list[FederatedModule] = []  # of these, those that were trained once
         self.activity = ""  # what the turn is doing, besides training
 
     def run_turn(self, turn: Turn, private: State | None) -> TurnResult:
@@ -115,6 +117,9 @@ class Worker:
             data.start = turn.turns * sum(phase.num_batches(length, module.batches_per_step) for phase in phases)
         with nullcontext() if self.examples is None else self.examples.of(module, data, turn):
             metrics |= self.train(module, data, phases)
+        if module not in self._trained:
+            module.refuse_late_layers()
+            self._trained.append(module)
         module.after_training(self._passes_after_training(module, data))
         self.activity = ""
         metrics["flops"] = float(self.flops.collect())
@@ -255,6 +260,11 @@ class Worker:
             with explained(trainer, module, data):
                 trainer.fit(module, datamodule=data)
             module.progress.phase = None
+        if trainer.global_step == 0 and type(module).training_step is not PhasedModule.training_step:
+            raise FederationError(
+                f"no training step was made: {type(module).__name__} overrides training_step, which runs the phases. Override "
+                "client_loss, or phases, instead."
+            )
         if trainer.global_step == 0:
             raise FederationError(
                 "no training step was made: check the trainer's limit_train_batches, max_steps, max_time and fast_dev_run, which "

@@ -168,6 +168,8 @@ class Federation:
                 f"callbacks has {_called(wrong[0])}, which is not a FederationCallback: pass Lightning callbacks to the clients' "
                 "Trainers, trainer=partial(L.Trainer, devices=1, callbacks=[…])."
             )
+        if isinstance(trainer, L.Trainer):
+            raise FederationError("trainer is a Trainer, but each client needs new ones: pass partial(L.Trainer, devices=1, …).")
         always = [MetricsTable(), RunFacts(), Hyperparameters(), TensorBoardPage(), TensorBoardFigures(), AdapterRanks()]
         shown = [StartLine(), ProgressBar() if sys.stdout.isatty() else RoundLines(), Summary()] if progress else []
         self.settings = RunSettings(

@@ -70,6 +70,10 @@ class Task(nn.Module, ABC):
 
     def __init__(self, loss: Loss | None = None, metrics: Metrics | None = None, monitor: str | None = None) -> None:
         super().__init__()
+        if not isinstance(metrics or {}, Mapping):
+            raise FederationError(f"metrics is a {type(metrics).__name__}: give metrics by name, {{'f1': MulticlassF1Score(10)}}.")
+        if loss is not None and not callable(loss):
+            raise FederationError(f"loss is {loss!r}: give a function of outputs and targets, such as torch.nn.CrossEntropyLoss().")
         if wrong := [name for name, value in (metrics or {}).items() if not isinstance(value, Metric)]:
             raise FederationError(f"metrics has {wrong[0]!r}, which is no torchmetrics.Metric: give objects of its subclasses.")
         self.loss = own_copy(loss)

@@ -249,7 +249,7 @@ def test_copies_share_no_tensor_with_their_template() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Attribute 'body' is an instance of `nn.Module`")  # here, sharing it is meant
-def test_networks_that_init_was_given_are_shared_by_the_copies() -> None:
+def test_frozen_networks_that_init_was_given_are_shared_by_the_copies() -> None:
     class Pretrained(FederatedModule):
         def __init__(self, body: nn.Module) -> None:
             super().__init__(Net, CLASSES)
@@ -257,8 +257,100 @@ def test_networks_that_init_was_given_are_shared_by_the_copies() -> None:
 
     template = Pretrained(nn.Linear(3, 3).requires_grad_(False))
     one, other = template.for_client(CLIENT), template.for_client(OTHER)
-    assert one.body is other.body
+    assert one.body.weight is other.body.weight
     assert one.shared_names() == {name for name in one.state_dict() if name.startswith("backbone.")}
+
+
+class OwnLast(FedAvg):
+    """Its ``__init__`` makes a layer, as is usual with Lightning; it stays with each client."""
+
+    def __init__(self, backbone: Any, num_classes: int = CLASSES, **kwargs: Any) -> None:
+        super().__init__(backbone, num_classes, **kwargs)
+        self.last = nn.Linear(CLASSES, CLASSES)
+
+    def shared_names(self) -> set[str]:
+        return {name for name in super().shared_names() if not name.startswith("last.")}
+
+    def forward(self, x: Any) -> Tensor:
+        return self.last(self.backbone(x))
+
+
+def test_a_layer_that_init_makes_is_each_clients_own() -> None:
+    method, data = OwnLast(Net, optimizer=sgd), new_data()
+    before, runs = method.last.weight.detach().clone(), [new_federation(2), new_federation(2)]
+    for run in runs:
+        run.fit(method, data)
+    assert torch.equal(method.last.weight, before)
+    assert same(*(run.run.server.state for run in runs))
+    one = runs[0].client_module(0)
+    kept = {name: tensor.clone() for name, tensor in one.state_dict().items()}
+    other = runs[0].client_module(3)
+    assert same(one.state_dict(), kept)
+    assert not torch.equal(one.last.weight, other.last.weight)
+
+
+class Late(FedAvg):
+    def configure_model(self) -> None:
+        if not self.is_built:
+            super().configure_model()
+            self.late = nn.Linear(CLASSES, CLASSES)
+
+    def forward(self, x: Any) -> Tensor:
+        return self.late(self.backbone(x))
+
+
+class LateInSetup(Late):
+    def configure_model(self) -> None:
+        super(Late, self).configure_model()
+
+    def setup(self, stage: str) -> None:
+        if not hasattr(self, "late"):
+            self.late = nn.Linear(CLASSES, CLASSES)
+
+
+class Misnamed(FedAvg):
+    def shared_names(self) -> set[str]:
+        return set(self.backbone.head_names())
+
+
+class OwnOptimizers(FedAvg):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class OwnStep(FedAvg):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.client_loss(batch)
+
+
+class NoLoss(FedAvg):
+    def client_loss(self, batch: Any) -> Any:
+        super().client_loss(batch)
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (Late, "'late.weight', which was added after build.*: add it in build"),
+        (LateInSetup, "'late.weight', which was added after build"),
+        (Misnamed, "shared_names of Misnamed has 'head.bias', which is no name .* did you mean 'backbone.head.bias'"),
+        (OwnOptimizers, "overrides configure_optimizers, which gives each phase its optimizer"),
+        (OwnStep, "OwnStep overrides training_step, which runs the phases. Override client_loss"),
+        (NoLoss, "loss of a batch in phase 'local' is a NoneType: let client_loss"),
+        (partial(FedAvg, optimizer="sgd"), "phase 'local' refuses its settings: 'str' object is not callable"),
+        (partial(FedAvg, optimizer=lambda parameters: None), "returned a NoneType: let it return a torch.optim.Optimizer"),
+        (partial(FedAvg, loss="cross_entropy"), "loss is 'cross_entropy': give a function of outputs and targets"),
+        (partial(FedAvg, metrics=["f1"]), "metrics is a list: give metrics by name"),
+    ],
+)
+def test_what_lightnings_users_try_is_told_in_words(method: Any, said: str) -> None:
+    with pytest.raises(FederationError, match=said):
+        new_federation(1).fit(method(Net, CLASSES), new_data(2, 60))
+
+
+def test_a_trainer_is_no_function_that_builds_one() -> None:
+    with pytest.raises(FederationError, match=r"pass partial\(L.Trainer, devices=1, …\)"):
+        new_federation(1, trainer=new_trainer())
 
 
 @pytest.mark.parametrize("built", [True, False])

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fed.data.partition.pools import Indices, by_class, check_classes, cut, finish, table_stream
+from lightning_fed.data.partition.pools import Indices, by_class, check_classes, check_parts, cut, finish, table_stream
 from lightning_fed.errors import require
 from lightning_fed.options import PositiveInt
 
@@ -53,7 +53,9 @@ class Partitioner:
             num_clients: number of clients.
             seed: non-negative; the result is a function of the arguments.
         """
-        return finish(self.split(by_class(labels, num_clients, seed), num_clients, table_stream(seed)))
+        parts = self.split(by_class(labels, num_clients, seed), num_clients, table_stream(seed))
+        check_parts(parts, num_clients, len(labels), type(self).__name__)
+        return finish(parts)
 
     def pools(
         self, train_labels: NDArray[np.int64], test_labels: NDArray[np.int64], num_clients: int, seed: int

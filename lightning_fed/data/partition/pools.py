@@ -1,5 +1,7 @@
 """What all partitions do with a pool of examples before and after their own division."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,6 +44,21 @@ def cut(indices: Indices, shares: NDArray[np.float64], at_least: int = 0) -> lis
     free = len(indices) - at_least * len(shares)
     ends = np.floor(np.cumsum(shares) * free + 0.5).astype(np.int64) + at_least * np.arange(1, len(shares) + 1)
     return np.split(indices, ends[:-1])
+
+
+def check_parts(parts: Any, num_clients: int, size: int, name: str) -> None:
+    """Refuse what a partition's ``split`` returns unless it is a list of ``num_clients`` arrays of numbers of examples."""
+    given = [np.asarray(part) for part in parts] if isinstance(parts, list | tuple) else []
+    returned = f"{len(given)} parts" if given else f"a {type(parts).__name__}"
+    require(
+        len(given) == num_clients,
+        f"split() of {name} returned {returned} for {num_clients} clients: let it return a list with an array for each client.",
+    )
+    for client, part in enumerate(given):
+        require(
+            not part.size or (part.dtype.kind in "iu" and part.ndim == 1 and part.min() >= 0 and part.max() < size),
+            f"split() of {name} gave client {client} something else than a list of indices from 0 to {size - 1}.",
+        )
 
 
 def finish(parts: list[Indices]) -> list[Indices]:

@@ -1,6 +1,7 @@
 """Partitions: who holds what, how evenly, and what they refuse."""
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -287,6 +288,25 @@ def test_a_partition_that_leaves_a_client_without_examples_is_refused() -> None:
 
     with pytest.raises(FederationError, match="leaves 3 of 4 clients without examples"):
         OneTakesAll()(TRAIN10, 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (None, "returned a NoneType for 2 clients: let it return a list with an array for each client"),
+        ([np.arange(5)], "returned 1 parts for 2 clients"),
+        ([np.arange(5), np.arange(5) - 100], "gave client 1 something else than a list of indices from 0 to 99"),
+        ([np.arange(5), np.array([100])], "gave client 1 something else"),
+        ([np.arange(5.0), np.arange(5)], "gave client 0 something else"),
+    ],
+)
+def test_a_partition_of_ones_own_is_checked(parts: Any, message: str) -> None:
+    class Own(Partitioner):
+        def split(self, members: list[Indices], num_clients: int, rng: np.random.Generator) -> list[Indices]:
+            return parts
+
+    with pytest.raises(FederationError, match=rf"split\(\) of Own {message}"):
+        Own()(np.arange(100) % 10, 2, 0)
 
 
 def test_classes_without_examples_do_not_count() -> None:
