@@ -13,6 +13,7 @@ from importlib import import_module
 
 from lightning_fed import __version__
 from lightning_fed.cli import OF_FEDERATION, SUBCOMMANDS
+from lightning_fed.system.streams import open_closed_streams
 
 DESCRIPTION = "Federated learning on PyTorch Lightning: personalized, model-heterogeneous, low-rank."
 EXAMPLES = """examples:
@@ -39,12 +40,14 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run the command line. Errors that the user can correct are one line on standard error, with exit code 2."""
     is_program, args = args is None, list(sys.argv[1:] if args is None else args)
     if is_program:
+        open_closed_streams()
         atexit.register(gc.freeze)  # the interpreter's last collection would walk through all of torch for a second
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # an arrow is no reason to end a run where only ASCII can be printed
     if not args or args[0] in ("-h", "--help", "--version"):
         _overview().parse_args(args or ["--help"])  # prints and exits, without waiting for torch
 
+    from lightning_fed.cli.options import say
     from lightning_fed.cli.quick_help import quick_help
     from lightning_fed.errors import FederationError, one_line, print_error
     from lightning_fed.formatting import nearest
@@ -56,7 +59,7 @@ def main(args: Sequence[str] | None = None) -> None:
             question = nearest(args[0], SUBCOMMANDS)
             raise FederationError(f"there is no command {args[0]!r}{question}; there are {', '.join(SUBCOMMANDS)}.")
         if is_program and args[0] in OF_FEDERATION and (text := quick_help(args)):
-            sys.stdout.write(text)
+            say([text.removesuffix("\n")])
             return
         with lines_shown():
             run_verb(args)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import yaml
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -15,6 +14,7 @@ from lightning_fed.callbacks.base import FederationCallback, RunView
 from lightning_fed.callbacks.measured_table import Split, add_other_metrics, measured_table
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.formatting import amount, grouped, ordinal
+from lightning_fed.system.console import UnreadConsole
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Summary(FederationCallback):
 
     def on_fit_end(self, run: RunView) -> None:
         """Print the results, beside the trivial baseline, and the costs."""
-        console = Console()
+        console = UnreadConsole()
         console.print(summary_table(run))
         for line in (*what_next(run), *where_to_look(run)):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -89,7 +89,7 @@ class Summary(FederationCallback):
         kind: Split = "val" if any("/val_" in name for name in metrics) else "test"
         table = measured_table(run, kind, metrics, f"{run.method}: {len(run.clients)} clients, after round {run.round}")
         add_other_metrics(table, run, kind, metrics)
-        Console().print(table)
+        UnreadConsole().print(table)
 
 
 def what_next(run: RunView) -> Iterator[str]:

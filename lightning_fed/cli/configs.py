@@ -1,6 +1,5 @@
 """The verb ``configs``: configurations that come with the package, to run, change and copy."""
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -25,7 +24,7 @@ def run(args: Sequence[str]) -> None:
     files = shipped()
     within = {known: path for known, path in files.items() if name is None or known.startswith(f"{name.rstrip('/')}/")}
     if name is not None and (name in files or not within):
-        sys.stdout.write(found(name).read_text())
+        say([found(name).read_text(encoding="utf-8").removesuffix("\n")])
     else:
         say(listed(within))
 

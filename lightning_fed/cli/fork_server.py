@@ -15,6 +15,7 @@ from lightning_fed.cli.checks import PREFIX
 from lightning_fed.cli.dry_run import ParseOnly
 from lightning_fed.experiments.configs import shipped
 from lightning_fed.experiments.sweep.forks import named_libraries
+from lightning_fed.system.children import forget_safe_path
 
 # The parser reads signatures and docstrings of the common options, which takes half a second. Options in environment variables are
 # left to the runs.
@@ -22,6 +23,7 @@ given = {name: os.environ.pop(name) for name in list(os.environ) if name.startsw
 ParseOnly(["fit", "--config", str(shipped()["quickstart"])])
 os.environ.update(given)
 
+forget_safe_path()
 gc.collect()
 for name in named_libraries():
     with suppress(ImportError):

@@ -1,7 +1,6 @@
 """Command lines of verbs that need no torch: argparse with one-line errors."""
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -10,6 +9,7 @@ from typing import NoReturn, TypeVar
 from lightning_fed.experiments.renames import OPTIONS, hint
 from lightning_fed.formatting import nearest
 from lightning_fed.options import NonNegativeInt, PositiveFloat, PositiveInt
+from lightning_fed.system.streams import discard_rest
 
 T = TypeVar("T")
 
@@ -51,4 +51,4 @@ def say(lines: Iterable[str]) -> None:
     try:
         print("\n".join(lines), flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes again when it exits
+        discard_rest(sys.stdout)

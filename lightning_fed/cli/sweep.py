@@ -24,6 +24,7 @@ from lightning_fed.experiments.sweep.provenance import commit, machine, versions
 from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, flat, plain, read_yaml
 from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.experiments.sweep.tuning import chosen, trials
+from lightning_fed.system.console import UnreadConsole
 from lightning_fed.system.disk import in_one_line, naming, write_whole
 from lightning_fed.system.folders import from_home
 from lightning_fed.system.logs import each_line_once
@@ -56,7 +57,7 @@ def run(args: Sequence[str]) -> None:
     """Run the verb."""
     given = parser().parse_args(args[1:])
     forget_rank()  # srun -n 4 bash -c 'lightning-fed sweep … --cell $SLURM_PROCID' starts four sweeps
-    console = Console()
+    console = UnreadConsole()
     config = found(given.config, SWEEP)
     sweep = read_sweep(config)
     try:

@@ -28,6 +28,7 @@ from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.options import PositiveFloat, PositiveInt
 from lightning_fed.storage.client_store import ClientStore
+from lightning_fed.system.children import safe_path
 from lightning_fed.system.logs import LOGGER
 from lightning_fed.system.signals import without_preemption
 
@@ -207,7 +208,7 @@ class _Processes(WorkerPool):
         context = _context()
         ours, theirs = context.Pipe()
         process = context.Process(target=serve, args=(theirs, worker, self.settings), name=f"{NAME} {worker}", daemon=False)
-        with without_preemption():
+        with without_preemption(), safe_path():
             process.start()
         theirs.close()  # only the worker has it now: this end notices when the worker dies
         self._slots[worker] = _Slot(process, Pipe(ours))

@@ -16,6 +16,7 @@ from lightning_fed.engines.malloc import retained_memory
 from lightning_fed.engines.packing import Packed, unpack
 from lightning_fed.engines.remote_worker import RemoteWorker, TorchSettings
 from lightning_fed.engines.silence import quiet_lightning
+from lightning_fed.system.children import forget_safe_path
 from lightning_fed.system.logs import LOGGER, lines_shown
 
 
@@ -47,6 +48,7 @@ class Assignment(NamedTuple):
 
 def serve(connection: Connection, number: int, settings: Settings) -> None:
     """Main function of a worker process: runs what arrives through the connection until it is closed."""
+    forget_safe_path()
     pipe = Pipe(connection)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent decides
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # so may a queueing system's signal

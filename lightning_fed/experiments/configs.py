@@ -53,7 +53,7 @@ def found(given: Path | str, ending: str = "") -> Path:
 
 def about(path: Path) -> str:
     """The description of a configuration: the first sentence of its comment, after the command in its first line."""
-    lines = path.read_text().splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines()
     comment = [line.removeprefix("#").strip() for line in lines if line.startswith("#")]
     text = " ".join(" ".join(line for line in comment if not line.startswith("lightning-fed ")).split())
     return text.partition(". ")[0].removesuffix(".")

@@ -120,7 +120,7 @@ def write_rows(rows: list[Row], output: Path) -> None:
         pyarrow, parquet = optional("pyarrow", "hub"), optional("pyarrow.parquet", "hub")
         parquet.write_table(pyarrow.Table.from_pylist(rows), output)
         return
-    with output.open("w", newline="") as file:
+    with output.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]) if rows else ["client", "example"])
         writer.writeheader()
         writer.writerows(rows)

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lightning_fed.system.streams import LEFT, discard_rest
+
 LOGGER = logging.getLogger("lightning_fed")
 """The package's logger. Its modules log to children of it, such as ``lightning_fed.system.disk``."""
 
@@ -13,8 +15,14 @@ class Terminal(logging.Handler):
     """Prints messages without a prefix: errors to standard error, all others to standard output."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a message."""
-        print(self.format(record), file=sys.stderr if record.levelno >= logging.ERROR else sys.stdout, flush=True)
+        """Print a message, unless its reader has left."""
+        stream = sys.stderr if record.levelno >= logging.ERROR else sys.stdout
+        try:
+            print(self.format(record), file=stream, flush=True)
+        except OSError as error:
+            if error.errno not in LEFT:
+                raise
+            discard_rest(stream)
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def test_the_tasks_of_a_job_are_not_the_trainers() -> None:
 def test_a_rank_besides_the_first_is_refused(variable: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "1")
     monkeypatch.setattr(rank_zero_only, "rank", 1)
-    with pytest.raises(FederationError, match=rf"rank 1 of several \({said}\), .* start it once \(srun --ntasks=1\)"):
+    with pytest.raises(FederationError, match=rf"rank 1 of several \({said}\), .* start it once, with one task"):
         new_federation(1).fit(FedAvg(Net()), new_data(2))
 
 

@@ -106,6 +106,6 @@ def _path() -> Path:
     package = Path(__file__).parents[2]
     files = [*package.rglob("*.py"), *shipped().values()]
     newest = max(file.stat().st_mtime_ns for file in files)
-    parts = (*map(version, SHAPES_OPTIONS), sys.version, package, len(files), newest)
+    parts = (*map(version, SHAPES_OPTIONS), sys.version, sys.flags.optimize, package, len(files), newest)
     name = sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning-fed" / f"{name}.json"

@@ -144,7 +144,7 @@ def rows(title: str, options: Sequence[Option], full: bool) -> list[str]:
     width = min(shutil.get_terminal_size().columns, 100)
     lines = textwrap.wrap(f"{title}:", width)
     for option in options:
-        text = textwrap.wrap(option.full if full else option.short, width - 26)
+        text = textwrap.wrap(option.full if full else option.short, max(width - 26, 20))
         names = "-h, --help" if option.name == "help" else f"--{option.name}"
         head = f"  {names} {option.value}".rstrip()
         if len(head) <= 24 and text:

@@ -58,7 +58,7 @@ class ChatTemplate:
         self.text: str | None = tokenizer.chat_template if given is None else TEMPLATES.get(given, given)
         if file is not None and given not in TEMPLATES:
             require(file.is_file(), f"Got template={given!r}: give one of {', '.join(TEMPLATES)}, a file, or a template itself.")
-            self.text = file.read_text()
+            self.text = file.read_text(encoding="utf-8")
 
     def encode(self, conversation: Conversation, where: str) -> tuple[list[int], list[bool]]:
         """Token ids, and for each whether it is trained.

@@ -18,7 +18,7 @@ def refuse_other_ranks() -> None:
     if rank := getattr(rank_zero_only, "rank", 0):
         raise FederationError(
             f"This process is rank {rank} of several{rank_variable()}, but a federation is one process, and rank 0 runs it: start "
-            f"it once (srun --ntasks=1); {REMEDY}."
+            f"it once, with one task; {REMEDY}."
         )
 
 

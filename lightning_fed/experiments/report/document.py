@@ -45,7 +45,7 @@ def rendered(page: Path) -> str:
             parts.append(f"{kind} of the sweep that have not been run yet: {', '.join(names)}.\n")
         return match[1] + "\n" + "\n".join(parts) + "\n" + match[4]
 
-    return BLOCK.sub(table, page.read_text())
+    return BLOCK.sub(table, page.read_text(encoding="utf-8"))
 
 
 def _missing(path: Path, runs: pd.DataFrame, sweep: Sweep) -> dict[str, list[str]]:
@@ -69,4 +69,4 @@ def _missing(path: Path, runs: pd.DataFrame, sweep: Sweep) -> dict[str, list[str
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        Path(name).write_text(rendered(Path(name)))
+        Path(name).write_text(rendered(Path(name)), encoding="utf-8")

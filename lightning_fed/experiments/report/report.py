@@ -79,9 +79,9 @@ class Report:
         output.mkdir(parents=True, exist_ok=True)
         rounds, clients = map(self._finished, (self.rounds, self.clients))
         for name, table in (("rounds", rounds), ("clients", clients)):
-            (output / f"{name}.csv").write_text(as_csv(table))
+            (output / f"{name}.csv").write_text(as_csv(table), encoding="utf-8")
         for name, format in (("runs", "csv"), ("table", "md"), ("table", "tex")):
-            (output / f"{name}.{format}").write_text(self.text(format))  # type: ignore[arg-type]
+            (output / f"{name}.{format}").write_text(self.text(format), encoding="utf-8")  # type: ignore[arg-type]
         rounds, clients, metric = self._of_one_metric(rounds, clients)
         apart = [one for one in self.compared if one.differences(one.compared)]
         differences = ((f"differences{f'-{one.setting}' if one.setting else ''}", dots(one)) for one in apart)
@@ -91,7 +91,7 @@ class Report:
         title = f"Comparison of {', '.join(dict.fromkeys(self.runs['method']))}"
         findings = list(map(finding, self.compared))
         text = page(title, findings, self.tables, drawn, settings_table(self.folders), self.commands, self.notes)
-        (output / "report.html").write_text(text)
+        (output / "report.html").write_text(text, encoding="utf-8")
 
     @property
     def ends(self) -> dict[tuple[str, str], float]:

@@ -100,10 +100,16 @@ class CellFolder:
         Otherwise it yields the open lock file: a process that inherits it keeps holding the lock, even if its parent is killed.
 
         Raises:
-            FederationError: if files cannot be locked.
+            FederationError: if files cannot be locked, or the cell belongs to a user who lets nobody else write there.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
+        lock = self.path / ".lock"
+        if lock.exists() and not os.access(lock, os.R_OK | os.W_OK):
+            raise FederationError(
+                f"{self.path} was begun by {lock.owner()}, who lets nobody else write there: leave it to that user, or give each "
+                "other write access (umask 002 and a common group)."
+            )
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT)
         try:
             held = self._taken(descriptor)
             while not held and taken(descriptor, shared=True):

@@ -22,6 +22,7 @@ from typing import IO, Any, NoReturn, Self
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.processes import environment
+from lightning_fed.system.children import safe_path
 from lightning_fed.system.signals import without_preemption
 
 PROGRAM = "lightning_fed"
@@ -84,7 +85,7 @@ class ForkServer:
         self._names = NamedTemporaryFile("w")  # removed when it is closed
         fcntl.flock(self._names, fcntl.LOCK_EX)
         forkserver.set_forkserver_preload([PRELOADED])
-        with self._as_cells(**{NAMES: self._names.name}):
+        with safe_path(), self._as_cells(**{NAMES: self._names.name}):
             forkserver.ensure_running()
         return self
 
@@ -112,7 +113,7 @@ class ForkServer:
         given = PROGRAM, list(args), log, dict(variables), OpenFile(lock)
         process = multiprocessing.get_context("forkserver").Process(target=play, args=given)
         try:
-            with self._as_cells():
+            with safe_path(), self._as_cells():
                 process.start()
         except (EOFError, OSError) as error:
             raise FederationError(

@@ -213,6 +213,8 @@ def play(
 
 def attempted(job: CellJob, facts: CellRecord, start: Start) -> Attempt | None:
     """Start a job; None if it is finished, or running in another process."""
+    if job.folder.status == "finished":
+        return None  # also if it is another user's
     with ExitStack() as holding:
         lock = holding.enter_context(job.folder.locked())
         before = job.folder.result

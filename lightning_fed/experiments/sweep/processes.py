@@ -9,7 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-PROGRAM = (sys.executable, "-m", "lightning_fed")
+from lightning_fed.system.children import started_in_folder
+
+PROGRAM = (sys.executable, *([] if started_in_folder() else ["-P"]), "-m", "lightning_fed")
 """The command that runs a cell in a new process."""
 
 

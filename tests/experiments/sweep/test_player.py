@@ -32,6 +32,7 @@ from lightning_fed.experiments.sweep.plan import Cell
 from lightning_fed.experiments.sweep.player import CellJob, play, time_left, write_cells
 from lightning_fed.experiments.sweep.processes import Start, own_processes
 from lightning_fed.experiments.sweep.progress import SweepProgress
+from lightning_fed.system import children
 from lightning_fed.system.disk import write_whole
 from lightning_fed.system.signals import Preempted, Terminated, preemption
 
@@ -350,6 +351,24 @@ def test_a_name_that_is_half_written_is_read_when_it_is_whole(monkeypatch: pytes
         file.flush()
         fcntl.flock(file, fcntl.LOCK_UN)
         assert list(names) == ["sklearn"]
+
+
+def test_a_file_in_the_folder_stands_for_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server imports ``random`` before it can be told a path."""
+    monkeypatch.setattr(children, "started_in_folder", lambda: False)
+    Path("random.py").write_text("raise SystemExit('mine')")
+    assert [row["status"] for row in played([job(0)], 1, FORKS)] == ["finished"]
+
+
+def test_a_cell_that_another_user_keeps_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finished one is passed over."""
+    jobs = [job(0), job(1)]
+    played(jobs[:1])
+    jobs[1].folder.path.mkdir(parents=True)
+    (jobs[1].folder.path / ".lock").touch()
+    monkeypatch.setattr(folders.os, "access", lambda path, mode: Path(path).name != ".lock")
+    with pytest.raises(FederationError, match=r"seed_1 was begun by \w+, who lets nobody else write there: leave it"):
+        played(jobs)
 
 
 def test_a_fork_leaves_the_servers_finalizers_to_it() -> None:
