@@ -1,4 +1,4 @@
-"""Signals: Ctrl-C and SIGTERM end a run, SIGUSR1 ends it at its next checkpoint; resources are released."""
+"""Signals: Ctrl-C, SIGTERM and SIGHUP end a run, SIGUSR1 ends it at its next checkpoint; resources are released."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from types import FrameType
 
 
 class Terminated(SystemExit):
-    """The process was asked to end (SIGTERM). Uncaught, it exits with code 143, as shells expect."""
+    """The process was asked to end (SIGTERM, or SIGHUP). Uncaught, it exits with code 143, as shells expect."""
 
     def __init__(self) -> None:
         super().__init__(128 + signal.SIGTERM)
@@ -30,8 +30,12 @@ class _Stop(BaseException):
 
 @contextmanager
 def first_signal(handle: Callable[[int], None]) -> Iterator[None]:
-    """A context in which the first SIGINT or SIGTERM is handled by ``handle``; a second one has its usual effect."""
+    """A context in which the first SIGINT, SIGTERM or SIGHUP is handled by ``handle``; a second one has its usual effect. SIGHUP
+    comes from a terminal that is closed and stays ignored if it is (``nohup``).
+    """
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        before[signal.SIGHUP] = signal.getsignal(signal.SIGHUP)
 
     def restore() -> None:
         for number, handler in before.items():
@@ -51,8 +55,8 @@ def first_signal(handle: Callable[[int], None]) -> Iterator[None]:
 
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """A context in which SIGINT raises :class:`KeyboardInterrupt` and SIGTERM :class:`Terminated`, past the clients' Trainers,
-    which would swallow them. A second signal has its usual effect. In threads other than the main thread nothing changes.
+    """A context in which SIGINT raises :class:`KeyboardInterrupt`, SIGTERM and SIGHUP :class:`Terminated`, past the clients'
+    Trainers, which would swallow them. A second signal has its usual effect. In threads other than the main thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

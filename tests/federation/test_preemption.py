@@ -11,7 +11,7 @@ from tiny_rounds import AfterRounds
 from lightning_fed.callbacks import FederationCallback
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg
-from lightning_fed.system.signals import Preempted
+from lightning_fed.system.signals import Preempted, first_signal
 
 asking = AfterRounds(lambda run: signal.raise_signal(signal.SIGUSR1) if run.round == 1 else None)
 """Asks it to."""
@@ -54,3 +54,15 @@ def test_a_signal_that_somebody_else_handles_is_theirs() -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert caught == [signal.SIGUSR1]
+
+
+def test_a_hangup_that_is_ignored_stays_ignored() -> None:
+    """``nohup``."""
+    before, heard = signal.signal(signal.SIGHUP, signal.SIG_IGN), list[int]()
+    try:
+        with first_signal(heard.append):
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert heard == []

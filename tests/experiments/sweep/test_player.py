@@ -258,7 +258,9 @@ def when(condition: Callable[[], bool], do: Callable[[], Any]) -> threading.Thre
     return thread
 
 
-@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated), (signal.SIGHUP, Terminated)]
+)
 def test_a_signal_ends_the_runs_and_they_are_continued_next_time(number: int, raised: type[BaseException], start: Start) -> None:
     jobs, before = [job(0, "waits"), job(1, "waits"), job(2)], signal.getsignal(number)
     when(lambda: bool(calls(jobs[0]) and calls(jobs[1])), lambda: os.kill(os.getpid(), number))
