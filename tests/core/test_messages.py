@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from lightning_fed.tensors import count_bytes, count_floats, pack_bits, unpack_bits
+from lightning_fed.errors import FederationError
+from lightning_fed.tensors import check_finite, count_bytes, count_floats, pack_bits, unpack_bits
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1000])
@@ -22,3 +23,11 @@ def test_equal_masks_are_equal_bytes() -> None:
         0b10000011,
         0b10000000,
     ]
+
+
+def test_large_numbers_whose_sum_is_infinite_are_finite() -> None:
+    large = torch.full((4,), torch.finfo(torch.float32).max)
+    assert large.sum().isinf()
+    check_finite({"large": large}, "The update")
+    with pytest.raises(FederationError, match="The update holds NaN or infinity in 'large'"):
+        check_finite({"large": large * 2}, "The update")
