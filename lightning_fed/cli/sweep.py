@@ -110,7 +110,7 @@ def play_all(
     preempted: Callable[[], bool],
     after_check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run what is not finished: first the runs that try values, then all. ``after_check`` is called after each check.
+    """Run what is not finished: first the runs that try values, then all. ``after_check`` is called after each one that is built.
 
     Raises:
         FederationError: if all values of a method have ended, none with a number.
@@ -216,7 +216,8 @@ def checked(
     sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool = True, after_check: Callable[[], None] = lambda: None
 ) -> list[CellJob]:
     """Parse all runs before the first one starts. Of those that differ only by seeds, one is parsed and, unless all are finished,
-    built: the first finished one, whose data must be those of its run, or the first. ``after_check`` is called after each.
+    built: the first finished one, whose data must be those of its run, or the first. ``after_check`` is called after each of
+    these.
 
     Raises:
         SystemExit: with code 2, after a line for each error, with its runs.

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import lightning as L
-from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import callbacks as of_lightning
 from lightning.pytorch.callbacks.finetuning import BaseFinetuning
 from lightning.pytorch.callbacks.progress.progress_bar import ProgressBar
 
+from lightning_fed.engines.turn_loop import without_launcher
 from lightning_fed.errors import FederationError, one_line
 
 TURN = "the method determines the length of a turn: set --model.init_args.epochs"
@@ -125,10 +124,5 @@ def at_fault(settings: dict[str, Any], overrides: dict[str, Any]) -> str | None:
 
 
 def _new_trainer(settings: dict[str, Any], **overrides: Any) -> L.Trainer:
-    """A Trainer of one process, also in a SLURM job of several tasks, with which Lightning would take it for one of as many."""
     options = copy.deepcopy(settings) | overrides
-    given = options.get("plugins") or []
-    plugins = given if isinstance(given, list) else [given]
-    if not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
-        plugins = [*plugins, LightningEnvironment()]
-    return L.Trainer(**options | {"plugins": plugins})
+    return L.Trainer(**options | {"plugins": without_launcher(options.get("plugins"))})

@@ -1,6 +1,7 @@
 """Modules of clients: each has its own networks and shares its frozen tensors with all clients of its architecture."""
 
 import copy
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from lightning_fed.data.client_info import ClientInfo
+from lightning_fed.errors import FederationError
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import check_fits
 
@@ -86,11 +88,36 @@ def as_before_build(module: M) -> M:
         for place in REGISTERED:
             vars(copied)[place] = {name: value for name, value in vars(module)[place].items() if name in given}
     copied._trainer, copied.task = None, module.task.copied()
-    memo: dict[int, Any] = {id(p): p for p in module.parameters() if not p.requires_grad} | {id(copied.task): copied.task}
+    copies: dict[int, Any] = {id(p): p for p in module.parameters() if not p.requires_grad} | {id(copied.task): copied.task}
     for place in REGISTERED:
-        vars(copied)[place] = copy.deepcopy(vars(copied)[place], memo)
+        vars(copied)[place] = {
+            name: _own_copy(value, f"{type(module).__name__}.{name}", copies) for name, value in vars(copied)[place].items()
+        }
+    for name, value in vars(copied).items():
+        vars(copied)[name] = _with_copies(value, copies)
     copied._begin()
     return copied
+
+
+def _own_copy(layer: Any, name: str, copies: dict[int, Any]) -> Any:
+    try:
+        return copy.deepcopy(layer, copies)
+    except (RuntimeError, TypeError) as error:
+        raise FederationError(
+            f"{name} was made in __init__ and cannot be copied for each client ({error}): make it in build(), after "
+            "super().build()."
+        ) from error
+
+
+def _with_copies(value: Any, copies: Mapping[int, Any]) -> Any:
+    """A value with the copies of layers in their places, also within lists, tuples and dicts; the same object if it has none."""
+    if type(value) in (list, tuple):
+        items = [_with_copies(each, copies) for each in value]
+        return type(value)(items) if any(map(operator.is_not, items, value)) else value
+    if type(value) is dict:
+        items = [_with_copies(each, copies) for each in value.values()]
+        return dict(zip(value, items, strict=True)) if any(map(operator.is_not, items, value.values())) else value
+    return copies.get(id(value), value) if isinstance(value, nn.Module | torch.Tensor) else value
 
 
 def frozen_parameters(module: Any) -> dict[str, nn.Parameter]:

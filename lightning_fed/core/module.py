@@ -151,7 +151,7 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
     def _begin(self) -> None:
         super()._begin()
         self.frozen_names: frozenset[str] = frozenset()
-        self._shared = self._private = self._statistics = self._payload = self.given_attributes = self.frozen_names
+        self._shared = self._private = self._statistics = self._payload = self._built = self.given_attributes = self.frozen_names
         self._second_names: dict[str, str] = {}
         self._keeps_moments: bool | None = None  # not asked yet
         self.is_built = False

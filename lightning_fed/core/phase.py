@@ -67,7 +67,7 @@ class Phase:
             raise
         except (TypeError, ValueError) as error:
             raise FederationError(f"The optimizer of phase {self.name!r} refuses its settings: {error}.") from error
-        if not isinstance(optimizer, Optimizer):
+        if not hasattr(optimizer, "param_groups"):
             raise FederationError(
                 f"What builds the optimizer of phase {self.name!r} returned a {type(optimizer).__name__}: let it return a "
                 "torch.optim.Optimizer."

@@ -33,6 +33,7 @@ class SharedStateMixin(L.LightningModule):
     _private: frozenset[str]
     _statistics: frozenset[str]
     _payload: frozenset[str]
+    _built: frozenset[str]
     _second_names: dict[str, str]
     _keeps_moments: bool | None
 
@@ -177,15 +178,16 @@ class SharedStateMixin(L.LightningModule):
                 raise FederationError(f"{hook} of {method} has {name!r}, which is no name of its state dict: {meant}")
         if clash := sorted(self._payload & own):
             raise FederationError(f"The payload of {method} names {clash[0]!r}, which is in the state dict: rename it.")
+        self._built = frozenset(own)
 
     def refuse_late_layers(self) -> None:
-        """Refuse entries of the state dict that have come after :meth:`build`: they would be neither sent nor kept.
+        """Refuse trainable parameters that have come after :meth:`build`: they would be neither sent nor kept.
 
         Raises:
             FederationError: names one.
         """
-        known = self._shared | self._private | self._statistics | self.frozen_names | self._second_names.keys()
-        if late := [name for name in self.state_dict() if name not in known]:
+        trainable = (name for name, p in self.named_parameters(remove_duplicate=False) if p.requires_grad)
+        if late := [name for name in trainable if name not in self._built]:
             raise FederationError(
                 f"{type(self).__name__} has {late[0]!r}, which was added after build(), so that it would be neither sent nor kept "
                 "between turns: add it in build(), after super().build()."

@@ -10,6 +10,8 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.device_dtype_mixin import _DeviceDtypeModuleMixin
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
@@ -39,6 +41,21 @@ QUIET = {
 
 TRIED = ("2.6.",)
 """Lightning releases for which the training loop of turns was tested; with others, Lightning's own is used."""
+
+
+def without_launcher(plugins: Any) -> list[Any]:
+    """A Trainer's plugins, with an environment of one process unless they have an environment: in a SLURM job of several tasks,
+    Lightning would take the Trainer for one of as many.
+    """
+    plugins = plugins if isinstance(plugins, list) else [] if plugins is None else [plugins]
+    known = any(isinstance(plugin, ClusterEnvironment) for plugin in plugins)
+    return plugins if known else [*plugins, LightningEnvironment()]
+
+
+def in_one_process(new_trainer: TrainerFactory) -> TrainerFactory:
+    """The factory, with :func:`without_launcher` if it is ``L.Trainer`` with some arguments; any other one stays as it is."""
+    given = new_trainer if isinstance(new_trainer, partial) else partial(new_trainer)
+    return partial(given, plugins=without_launcher(given.keywords.get("plugins"))) if given.func is L.Trainer else new_trainer
 
 
 def turn_trainer(new_trainer: TrainerFactory, **options: Any) -> L.Trainer:

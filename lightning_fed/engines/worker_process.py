@@ -19,6 +19,8 @@ from lightning_fed.engines.silence import quiet_lightning
 from lightning_fed.system.children import forget_safe_path
 from lightning_fed.system.logs import LOGGER, lines_shown
 
+forget_safe_path()  # in the server that imports this module before it forks workers; elsewhere it does nothing
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -48,7 +50,6 @@ class Assignment(NamedTuple):
 
 def serve(connection: Connection, number: int, settings: Settings) -> None:
     """Main function of a worker process: runs what arrives through the connection until it is closed."""
-    forget_safe_path()
     pipe = Pipe(connection)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent decides
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # so may a queueing system's signal

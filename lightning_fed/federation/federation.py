@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal
 
 import lightning as L
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.loggers import Logger
 
 from lightning_fed.callbacks import (
@@ -37,7 +36,7 @@ from lightning_fed.engines.compression import NONE, Compression
 from lightning_fed.engines.malloc import retained_memory
 from lightning_fed.engines.preflight.one_process import refuse_other_ranks
 from lightning_fed.engines.silence import no_second_traceback, quiet_lightning, torch_threads
-from lightning_fed.engines.turn_loop import TrainerFactory
+from lightning_fed.engines.turn_loop import TrainerFactory, in_one_process
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.attacks import Attack
 from lightning_fed.federation.exclusive import only_run
@@ -197,7 +196,7 @@ class Federation:
             callbacks=[*always, *(callbacks or []), *shown],
         )
         self.engine = engine or InProcess()
-        self.new_trainer = trainer or partial(L.Trainer, devices=1, plugins=[LightningEnvironment()])  # not SLURM's, for example
+        self.new_trainer = in_one_process(trainer or partial(L.Trainer, devices=1))
         self._newest: Run | None = None
 
     @property

@@ -14,7 +14,9 @@ def open_closed_streams() -> None:
     """Open the null device in place of streams that were closed when Python started (``>&-``)."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - its number is the lowest free one
+            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - its number is the lowest free one, its own
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 def discard_rest(stream: TextIO) -> None:

@@ -70,7 +70,7 @@ class Task(nn.Module, ABC):
 
     def __init__(self, loss: Loss | None = None, metrics: Metrics | None = None, monitor: str | None = None) -> None:
         super().__init__()
-        if not isinstance(metrics or {}, Mapping):
+        if not hasattr(metrics or {}, "items"):
             raise FederationError(f"metrics is a {type(metrics).__name__}: give metrics by name, {{'f1': MulticlassF1Score(10)}}.")
         if loss is not None and not callable(loss):
             raise FederationError(f"loss is {loss!r}: give a function of outputs and targets, such as torch.nn.CrossEntropyLoss().")

@@ -1,5 +1,6 @@
 """What a method is on the client: phases, state and copies, with and without a federation."""
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -267,12 +268,13 @@ class OwnLast(FedAvg):
     def __init__(self, backbone: Any, num_classes: int = CLASSES, **kwargs: Any) -> None:
         super().__init__(backbone, num_classes, **kwargs)
         self.last = nn.Linear(CLASSES, CLASSES)
+        self.layers = [self.last]  # what a list holds is the same
 
     def shared_names(self) -> set[str]:
         return {name for name in super().shared_names() if not name.startswith("last.")}
 
     def forward(self, x: Any) -> Tensor:
-        return self.last(self.backbone(x))
+        return self.layers[0](self.backbone(x))
 
 
 def test_a_layer_that_init_makes_is_each_clients_own() -> None:
@@ -287,6 +289,31 @@ def test_a_layer_that_init_makes_is_each_clients_own() -> None:
     other = runs[0].client_module(3)
     assert same(one.state_dict(), kept)
     assert not torch.equal(one.last.weight, other.last.weight)
+    assert one.layers == [one.last]
+
+
+def test_a_layer_that_cannot_be_copied_is_named() -> None:
+    class Locked(FedAvg):
+        def __init__(self, backbone: Any) -> None:
+            super().__init__(backbone, CLASSES)
+            self.last = nn.Linear(2, 2)
+            self.last.lock = threading.Lock()
+
+    with pytest.raises(FederationError, match=r"Locked.last was made in __init__ and cannot be copied .* make it in build\(\)"):
+        new_federation(1).fit(Locked(Net), new_data(2, 60))
+
+
+class Caches(Net):
+    """Keeps a constant from its first batch on, which nobody trains."""
+
+    def forward(self, x: Any) -> Tensor:
+        if not hasattr(self, "shift"):
+            self.register_buffer("shift", torch.zeros(CLASSES))
+        return super().forward(x) + self.shift
+
+
+def test_a_buffer_of_the_first_batch_is_left_to_the_network() -> None:
+    assert len(new_federation(1).fit(FedAvg(Caches, CLASSES), new_data(2, 60))) == 1
 
 
 class Late(FedAvg):

@@ -1,6 +1,7 @@
 """A federation is one process, whatever started it."""
 
 import os
+from functools import partial
 
 import lightning as L
 import pytest
@@ -36,7 +37,8 @@ def test_the_tasks_of_a_job_are_not_the_trainers() -> None:
     assert isinstance(half.precision_plugin, MixedPrecision)
     assert type(half._accelerator_connector.cluster_environment) is LightningEnvironment
     assert type(build_trainer(settings | {"plugins": [Own()]})._accelerator_connector.cluster_environment) is Own
-    assert len(new_federation(1, trainer=None).fit(FedAvg(Net()), new_data(2))) == 1
+    for trainer in (None, partial(L.Trainer, devices=1, plugins=[Own()]), partial(L.Trainer, devices=1)):
+        assert len(new_federation(1, trainer=trainer).fit(FedAvg(Net()), new_data(2))) == 1
 
 
 @pytest.mark.parametrize(("variable", "said"), [("RANK", "RANK=1"), ("SLURM_PROCID", "SLURM_PROCID=1")])

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fed.data.partition.pools import Indices, by_class, check_classes, check_parts, cut, finish, table_stream
+from lightning_fed.data.partition.pools import Indices, by_class, check_classes, checked_parts, cut, finish, table_stream
 from lightning_fed.errors import require
 from lightning_fed.options import PositiveInt
 
@@ -54,8 +54,7 @@ class Partitioner:
             seed: non-negative; the result is a function of the arguments.
         """
         parts = self.split(by_class(labels, num_clients, seed), num_clients, table_stream(seed))
-        check_parts(parts, num_clients, len(labels), type(self).__name__)
-        return finish(parts)
+        return finish(checked_parts(parts, num_clients, len(labels), type(self).__name__))
 
     def pools(
         self, train_labels: NDArray[np.int64], test_labels: NDArray[np.int64], num_clients: int, seed: int

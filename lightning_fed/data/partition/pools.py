@@ -1,5 +1,6 @@
 """What all partitions do with a pool of examples before and after their own division."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,9 @@ def cut(indices: Indices, shares: NDArray[np.float64], at_least: int = 0) -> lis
     return np.split(indices, ends[:-1])
 
 
-def check_parts(parts: Any, num_clients: int, size: int, name: str) -> None:
-    """Refuse what a partition's ``split`` returns unless it is a list of ``num_clients`` arrays of numbers of examples."""
-    given = [np.asarray(part) for part in parts] if isinstance(parts, list | tuple) else []
+def checked_parts(parts: Any, num_clients: int, size: int, name: str) -> list[Indices]:
+    """What a partition's ``split`` returns, as a list. Refused unless it has an array of numbers of examples for each client."""
+    given = [np.asarray(part) for part in parts] if isinstance(parts, Iterable) and not isinstance(parts, dict | set | str) else []
     returned = f"{len(given)} parts" if given else f"a {type(parts).__name__}"
     require(
         len(given) == num_clients,
@@ -59,6 +60,7 @@ def check_parts(parts: Any, num_clients: int, size: int, name: str) -> None:
             not part.size or (part.dtype.kind in "iu" and part.ndim == 1 and part.min() >= 0 and part.max() < size),
             f"split() of {name} gave client {client} something else than a list of indices from 0 to {size - 1}.",
         )
+    return given
 
 
 def finish(parts: list[Indices]) -> list[Indices]:

@@ -102,14 +102,14 @@ class CellFolder:
         Raises:
             FederationError: if files cannot be locked, or the cell belongs to a user who lets nobody else write there.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = self.path / ".lock"
-        if lock.exists() and not os.access(lock, os.R_OK | os.W_OK):
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
+        except PermissionError as error:
             raise FederationError(
-                f"{self.path} was begun by {lock.owner()}, who lets nobody else write there: leave it to that user, or give each "
-                "other write access (umask 002 and a common group)."
-            )
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT)
+                f"{self.path} may not be written by this user: leave it to whoever began it, or give each other write access "
+                "(umask 002 and a common group)."
+            ) from error
         try:
             held = self._taken(descriptor)
             while not held and taken(descriptor, shared=True):

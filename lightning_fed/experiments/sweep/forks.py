@@ -204,6 +204,9 @@ def play(program: str, args: Sequence[str], log: Path, variables: Mapping[str, s
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:  # closed when the sweep was started
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8"))
     run_program(args, variables, program)
 
 

@@ -309,6 +309,15 @@ def test_a_partition_of_ones_own_is_checked(parts: Any, message: str) -> None:
         Own()(np.arange(100) % 10, 2, 0)
 
 
+@pytest.mark.parametrize("form", [np.array, tuple, lambda parts: dict(enumerate(parts)).values()])
+def test_parts_may_be_in_any_container(form: Any) -> None:
+    class Own(Partitioner):
+        def split(self, members: list[Indices], num_clients: int, rng: np.random.Generator) -> list[Indices]:
+            return form([np.arange(5), np.arange(5, 10)])
+
+    assert [part.tolist() for part in Own()(np.arange(100) % 10, 2, 0)] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+
+
 def test_classes_without_examples_do_not_count() -> None:
     labels = np.array([0, 7, 0, 7])
     parts = ClassesPerClient(2)(labels, 2, 0)

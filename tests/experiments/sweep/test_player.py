@@ -362,14 +362,19 @@ def test_a_file_in_the_folder_stands_for_no_library(monkeypatch: pytest.MonkeyPa
     assert [row["status"] for row in played([job(0)], 1, FORKS)] == ["finished"]
 
 
+def denied() -> int:
+    raise PermissionError
+
+
 def test_a_cell_that_another_user_keeps_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A finished one is passed over."""
     jobs = [job(0), job(1)]
     played(jobs[:1])
     jobs[1].folder.path.mkdir(parents=True)
-    (jobs[1].folder.path / ".lock").touch()
-    monkeypatch.setattr(folders.os, "access", lambda path, mode: Path(path).name != ".lock")
-    with pytest.raises(FederationError, match=r"seed_1 was begun by \w+, who lets nobody else write there: leave it"):
+    (lock := jobs[1].folder.path / ".lock").touch()
+    opened = os.open
+    monkeypatch.setattr(folders.os, "open", lambda path, *flags: denied() if Path(path) == lock else opened(path, *flags))
+    with pytest.raises(FederationError, match=r"seed_1 may not be written by this user: leave it to whoever began it"):
         played(jobs)
 
 
