@@ -97,6 +97,14 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     server._stop()
 
 
+@pytest.fixture(autouse=True)
+def terminal() -> Iterator[None]:
+    """SIGHUP is heard, also if the tests run under ``nohup``."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(params=[OWN, FORKS], ids=["own processes", "forks"])
 def start(request: pytest.FixtureRequest) -> Start:
     """Both ways to play a cell."""
