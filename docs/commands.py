@@ -48,6 +48,7 @@ def serve(listener: socket.socket) -> None:
     for place, file in enumerate(files):
         os.dup2(file, place)
         os.close(file)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))  # the old ones were files, perhaps
     os.chdir(folder)
     os.environ.clear()
     sys.path[:0] = variables.get("PYTHONPATH", "").split(os.pathsep)

@@ -117,9 +117,6 @@ class Worker:
             data.start = turn.turns * sum(phase.num_batches(length, module.batches_per_step) for phase in phases)
         with nullcontext() if self.examples is None else self.examples.of(module, data, turn):
             metrics |= self.train(module, data, phases)
-        if module not in self._trained:
-            module.refuse_late_layers()
-            self._trained.append(module)
         module.after_training(self._passes_after_training(module, data))
         self.activity = ""
         metrics["flops"] = float(self.flops.collect())
@@ -260,6 +257,9 @@ class Worker:
             with explained(trainer, module, data):
                 trainer.fit(module, datamodule=data)
             module.progress.phase = None
+        if module not in self._trained:
+            module.refuse_late_layers()
+            self._trained.append(module)
         if trainer.global_step == 0 and type(module).training_step is not PhasedModule.training_step:
             raise FederationError(
                 f"no training step was made: {type(module).__name__} overrides training_step, which runs the phases. Override "
