@@ -120,3 +120,10 @@ def test_naming_the_default_changes_nothing() -> None:
         federation.fit(FedAvg(Net, CLASSES, momentum), new_data(4, 100))
     assert_same(named, plain)
     assert "round/clients" not in plain.run.history[0]
+
+
+@pytest.mark.parametrize(("participation", "size"), [(0.7, 3), (0.6, 2), (0.1, 1)])
+def test_the_size_of_a_cohort_is_rounded_to_the_nearest(participation: float, size: int) -> None:
+    federation = new_federation(1, participation=participation)
+    federation.fit(FedAvg(Net), new_data(4, 80))
+    assert federation.run.cohort_size == size
