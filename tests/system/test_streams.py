@@ -49,3 +49,9 @@ def test_a_full_disk_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_closed_stream_is_no_error(closed: str) -> None:
     command = f"'{sys.executable}' -m lightning_fed fit --model.help PFedLoRA {closed}"
     assert subprocess.run(["sh", "-c", command], timeout=60, stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_what_stands_for_a_closed_stream_is_there_for_other_programs() -> None:
+    """Runs of a sweep wrote no log: the process that they are forked from had no standard output."""
+    code = "from lightning_fed.system.streams import *; open_closed_streams(); assert all(map(os.get_inheritable, (1, 2)))"
+    assert subprocess.run(["sh", "-c", f"'{sys.executable}' -c '{code}' >&- 2>&-"], timeout=60).returncode == 0

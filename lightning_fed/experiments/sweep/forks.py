@@ -18,11 +18,12 @@ from multiprocessing import forkserver
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import IO, Any, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.processes import environment
 from lightning_fed.system.children import safe_path
+from lightning_fed.system.locks import taken
 from lightning_fed.system.signals import without_preemption
 
 PROGRAM = "lightning_fed"
@@ -79,7 +80,7 @@ class ForkServer:
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._names: Any = None  # an open file, which this process locks until the first cell starts
-        self._named = set[str]()
+        self._named: dict[str, None] = {}  # in their order
 
     def __enter__(self) -> Self:
         self._names = NamedTemporaryFile("w")  # removed when it is closed
@@ -95,7 +96,7 @@ class ForkServer:
     def name_libraries(self) -> None:
         """Tell the server which libraries this process has imported, so that it imports them, too."""
         libraries = [name for name in sys.modules if name.partition(".")[0] in LIBRARIES and name not in self._named]
-        self._named.update(libraries)
+        self._named |= dict.fromkeys(libraries)
         if self._names is not None:
             self._names.writelines(f"{name}\n" for name in libraries)
             self._names.flush()
@@ -143,19 +144,11 @@ def named_libraries() -> Iterator[str]:
     with suppress(FileNotFoundError), Path(name).open() as file:  # a sweep that has ended has removed it
         part, last = "", False
         while not last:
-            last = _unlocked(file)
+            last = taken(file.fileno(), shared=True)
             whole, _, part = (part + file.read()).rpartition("\n")  # the last line may not be finished
             yield from whole.split()
             if not last:
                 time.sleep(LOOK)
-
-
-def _unlocked(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 class Fork:
@@ -204,9 +197,6 @@ def play(program: str, args: Sequence[str], log: Path, variables: Mapping[str, s
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        if getattr(sys, name) is None:  # closed when the sweep was started
-            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8"))
     run_program(args, variables, program)
 
 
