@@ -35,6 +35,17 @@ def sent(pipes: tuple[Pipe, Pipe], blocks: ReusedBlocks, value: float, size: int
     return unpack(pipes[1].recv()), memory
 
 
+def test_tensors_arrive_with_the_order_of_their_values_in_memory() -> None:
+    """Sums run in this order. A part of a tensor takes the space of its values alone."""
+    images, part = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.rand(6, 6)[::2, ::3]
+    there = pack([images, images.transpose(0, 3), part])
+    assert there.block is not None
+    assert there.block.bytes.numel() < 4 * (2 * images.numel() + part.numel()) + 1000
+    for arrived, expected in zip(unpack(there), [images, images.transpose(0, 3), part.contiguous()], strict=True):
+        assert torch.equal(arrived, expected)
+        assert arrived.stride() == expected.stride()
+
+
 @needs_flags
 def test_memory_that_was_let_go_is_used_again(pipes: tuple[Pipe, Pipe]) -> None:
     blocks = ReusedBlocks()

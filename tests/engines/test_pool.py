@@ -12,7 +12,7 @@ import torch
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnResult
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines import watch
-from lightning_fed.engines.pool import Job, WorkerDeath, WorkerPool
+from lightning_fed.engines.pool import Broadcasts, Job, WorkerDeath, WorkerPool
 from lightning_fed.errors import FederationError
 from lightning_fed.storage.client_store import ClientStore
 
@@ -164,6 +164,16 @@ def test_turns_that_are_not_done_come_to_nothing_when_others_begin() -> None:
     assert not any(village.jobs.values())
     assert [update.client for update in again] == [5, 6, 7, 8]
     assert list(held) == []
+
+
+def test_a_broadcast_is_made_ready_once_and_those_that_differ_in_statistics_alone_apart() -> None:
+    """Clients that share a model may have statistics of their own."""
+    state, means = {"weight": torch.ones(2)}, [{"mean": torch.zeros(2)}, {"mean": torch.ones(2)}]
+    broadcasts = Broadcasts[Broadcast](lambda broadcast: broadcast)
+    for mean in (*means, *means):
+        assert broadcasts.sent(Broadcast(state, statistics=mean), keep=2).statistics is mean
+    first = broadcasts.sent(Broadcast(state, statistics=means[0]), keep=2)
+    assert broadcasts.sent(Broadcast(dict(state), statistics=dict(means[0])), keep=2) is first
 
 
 # ---------------------------------------------------------------------------------------------------------- standing still
