@@ -7,14 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import lightning as L
-from lightning.pytorch import callbacks as of_lightning
-from lightning.pytorch.callbacks.finetuning import BaseFinetuning
-from lightning.pytorch.callbacks.progress.progress_bar import ProgressBar
 
+from lightning_fed.engines.preflight.trainer_options import TURN, refuse_callbacks
 from lightning_fed.engines.turn_loop import without_launcher
 from lightning_fed.errors import FederationError, one_line
 
-TURN = "the method determines the length of a turn: set --model.init_args.epochs"
 MANUAL = "training is manual: set --model.init_args.gradient_clip"
 MEASURED = "clients are not validated while they train: set --federation.evaluate_every"
 ONE_DEVICE = "a client trains on one device: leave it out"
@@ -27,6 +24,7 @@ REFUSED = {
     "max_epochs": "epochs belong to the method: set --model.init_args.epochs",
     "min_epochs": TURN,
     "min_steps": TURN,
+    "max_steps": TURN,
     "accumulate_grad_batches": "training is manual: set --model.init_args.accumulate",
     "gradient_clip_val": MANUAL,
     "gradient_clip_algorithm": MANUAL,
@@ -56,26 +54,6 @@ NOT_NOTHING = {
 }
 """Options that leave out batches, and why they must not leave out all."""
 
-NO_LOGGER = "the federation logs, and a client's Trainer has no logger"
-NO_CALLBACKS: dict[type[L.Callback], str] = {
-    of_lightning.Checkpoint: "the federation writes checkpoints: set --federation.checkpoint_every",
-    ProgressBar: "the federation shows progress: set --federation.progress",
-    of_lightning.ModelSummary: "the federation prints a summary: set --federation.progress",
-    of_lightning.EarlyStopping: "it would end a client's turn in any phase: set --federation.patience",
-    of_lightning.LearningRateMonitor: f"{NO_LOGGER}: where there is a schedule, metrics.csv has lr/<phase>",
-    of_lightning.DeviceStatsMonitor: NO_LOGGER,
-    of_lightning.ThroughputMonitor: f"{NO_LOGGER}: metrics.csv has seconds and FLOPs of each round",
-    of_lightning.StochasticWeightAveraging: "it would replace the schedule and the weights of a client's turn: the server averages",
-    of_lightning.WeightAveraging: "it would replace the weights of a client's turn: the server averages",
-    of_lightning.BatchSizeFinder: "it would train clients without using the result: set --data.init_args.batch_size",
-    of_lightning.LearningRateFinder: "it would train clients without using the result: set the rate of --model.init_args.optimizer",
-    of_lightning.GradientAccumulationScheduler: "training is manual: set --model.init_args.accumulate",
-    BaseFinetuning: "the method determines what is trained: choose one that freezes, or a network with frozen parameters",
-    of_lightning.SpikeDetection: "training is manual, and no step returns a loss: a run whose loss is not finite ends by itself",
-    of_lightning.ModelPruning: "it renames the tensors that are sent",
-}
-"""Callbacks that a client's Trainer cannot have, and why, or what to use instead."""
-
 
 def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a client's Trainer, from those of the ``trainer`` block.
@@ -91,10 +69,7 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
         if given.get(key) is not None and given[key] == 0:
             raise FederationError(f"trainer.{key} is 0, but {why}: give at least 1.")
     listed = given.get("callbacks") or []
-    for callback in listed if isinstance(listed, Iterable) else [listed]:
-        for kind, why in NO_CALLBACKS.items():
-            if isinstance(callback, kind):
-                raise FederationError(f"trainer.callbacks has a {type(callback).__name__}, but {why}.")
+    refuse_callbacks(listed if isinstance(listed, Iterable) else [listed])
     return {key: value for key, value in given.items() if key not in REFUSED}
 
 

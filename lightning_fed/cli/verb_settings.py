@@ -13,7 +13,6 @@ OF_DATA = ("num_classes", "class_names", "problem", "batch_size", "single_exampl
 
 OF_TRAINER = (
     "precision",
-    "max_steps",
     "limit_train_batches",
     "limit_val_batches",
     "limit_test_batches",

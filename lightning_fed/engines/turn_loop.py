@@ -106,10 +106,18 @@ def take_back(strategy: Strategy) -> None:
 
 
 class Trainers:
-    """The Trainers of a worker, each built on first use."""
+    """The Trainers of a worker, each built on first use.
+
+    Args:
+        new_trainer: builds them.
+
+    Attributes:
+        max_steps: steps after which a fit ends, in a dry run; -1: all that the phases take.
+    """
 
     def __init__(self, new_trainer: TrainerFactory) -> None:
         self.new_trainer = new_trainer
+        self.max_steps = -1
         self._fitting: L.Trainer | None = None
         self._others: dict[bool, L.Trainer] = {}
 
@@ -131,7 +139,8 @@ class Trainers:
         if trainer is self._fitting:
             trainer.fit_loop = _FitLoop(trainer, old.min_epochs, epochs)
         kind = _TurnEpochLoop if L.__version__.startswith(TRIED) else _TrainingEpochLoop
-        trainer.fit_loop.epoch_loop = kind(trainer, old.min_steps, old.max_steps)
+        quick = trainer.fast_dev_run  # type: ignore[attr-defined]
+        trainer.fit_loop.epoch_loop = kind(trainer, old.min_steps, old.max_steps if quick else self.max_steps)
         return trainer
 
     def for_evaluating(self, gradients: bool = False) -> L.Trainer:

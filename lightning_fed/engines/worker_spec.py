@@ -13,6 +13,7 @@ from lightning_fed.engines.block import Block
 from lightning_fed.engines.compression import NONE, Compression
 from lightning_fed.engines.packing import Buffer, Packed, Packer, pack, unpicklable
 from lightning_fed.engines.preflight.one_process import refuse_several_processes
+from lightning_fed.engines.preflight.trainer_options import refuse_another_course
 from lightning_fed.engines.silence import quiet_lightning
 from lightning_fed.engines.turn_loop import QUIET, TrainerFactory
 from lightning_fed.engines.worker import Worker
@@ -62,6 +63,7 @@ class WorkerSpec:
         """
         trainer = self.new_trainer(**QUIET)
         refuse_several_processes(trainer)
+        refuse_another_course(trainer)
         with seeded(self.seed, INITIAL):
             self.template.configure_model()
         if self.frozen is not None:

@@ -79,11 +79,16 @@ class Evaluation:
         costs = {"fine_tune/flops": sum(spent)} if spent else {}
         of_clients = spread_all("after", self.results.values()) | spread_all("fine_tuned", tuned.values())
         row = of_clients | private_shares(self.results.values()) | of_server | costs
-        return row | self._evaluate_unseen(round, row) if self._unseen else row
+        return row | self._evaluate_unseen(round, row, always or final) if self._unseen else row
 
-    def _evaluate_unseen(self, round: int, row: Metrics) -> Metrics:
+    def _evaluate_unseen(self, round: int, row: Metrics, fine_tune: bool) -> Metrics:
         """Evaluate clients that never take part in training: ``unseen/<stage>/…`` for each of :data:`.STAGES`, and the advantage of
         participating clients (``unseen/gap``). Clients without training examples only have the first stage.
+
+        Args:
+            round: the round that was completed.
+            row: its columns for participating clients.
+            fine_tune: whether clients are fine-tuned, if the method fine-tunes.
         """
         server = copy.copy(self._server)  # so that their round leaves no trace
         with seeded(self._seed, UNSEEN, round):
@@ -94,7 +99,7 @@ class Evaluation:
                 measured = server.evaluation_broadcast(client)
                 if self._data.at_hand and client.num_train:
                     sent = self._turns.sent(client, server.broadcast(client), round)
-                    yield Turn("personalize", client, round, sent, evaluated_with=measured)
+                    yield Turn("personalize", client, round, sent, evaluated_with=measured, fine_tune=fine_tune)
                 else:
                     yield Turn("evaluate", client, round, measured, fine_tune=False)
 
@@ -111,7 +116,8 @@ class Evaluation:
                 if client.id in self.results
             ]
             found |= spread_all(f"unseen/{stage}", of_stage)
-        seen, new = (f"{stage}/test_{self._model.monitor}/mean" for stage in ("after", f"unseen/{STAGES[1]}"))
+        like = "fine_tuned" if fine_tune and self._model.fine_tuning.when == "last" else "after"
+        seen, new = (f"{stage}/test_{self._model.monitor}/mean" for stage in (like, f"unseen/{STAGES[1]}"))
         if seen in row and new in found:
             found["unseen/gap"] = row[seen] - found[new]
         return found | ({"unseen/flops": flops} if flops else {})

@@ -5,7 +5,7 @@ import shutil
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -219,7 +219,8 @@ class Run:
         """
         self.round = 1
         client, *_ = self._draw_cohort() or self.eligible_clients
-        worker = replace(self._spec, new_trainer=partial(self._spec.new_trainer, max_steps=1)).worker()
+        worker = self._spec.worker()
+        worker.trainers.max_steps = 1
         worker.run_turn(Turn("fit", client, self.round, self.server.broadcast(client)), None)
 
     def _play_round(self) -> Metrics:

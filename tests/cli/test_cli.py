@@ -108,10 +108,10 @@ def test_help_of_a_topic(topic: str, capsys: pytest.CaptureFixture[str]) -> None
     said = printed(capsys, "fit", "--help", topic)
     blocks = ("data", "model", "federation", "trainer") if topic == "all" else (topic,)
     assert {option.split(".")[0] for option in re.findall(r"^  --(\w+\.\w+)", said, re.MULTILINE)} == set(blocks)
-    refused = ("max_epochs", "accumulate_grad_batches", "gradient_clip_val", "logger", "enable_checkpointing")
+    refused = ("max_epochs", "max_steps", "accumulate_grad_batches", "gradient_clip_val", "logger", "enable_checkpointing")
     assert not any(f"--trainer.{name} " in said for name in refused)
     assert not re.findall(r":\w+:`|``|known subclasses|LightningCLI|applied on|override", said)
-    assert ("--trainer.max_steps" in said) == (topic != "federation")
+    assert ("--trainer.max_time" in said) == (topic != "federation")
 
 
 def test_an_unknown_topic(capsys: pytest.CaptureFixture[str]) -> None:

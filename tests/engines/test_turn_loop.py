@@ -1,5 +1,6 @@
 """The Trainer of a turn does what Lightning's does, and calls all hooks that somebody has; it belongs to itself alone."""
 
+import re
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -8,16 +9,17 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, Timer
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from tiny import CLASSES
+from tiny import CLASSES, Net, new_data, new_federation
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 from lightning_fed.engines.turn_loop import QUIET, Trainers, take_back
+from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg
 from lightning_fed.nn.norms import StatisticsPass
 from lightning_fed.testing.toys import PartlyFrozenNet
@@ -280,3 +282,25 @@ def test_a_trainer_starts_under_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     before = module.layer.weight.clone()
     trainers.for_evaluating().test(module, examples(), verbose=False)
     assert torch.equal(module.layer.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"max_steps": 2}, "trainer.max_steps is 2, but the method determines the length of a turn"),  # phases would be missing
+        ({"callbacks": [EMAWeightAveraging()]}, "trainer.callbacks has a EMAWeightAveraging, but it would replace the weights"),
+        ({"callbacks": [EarlyStopping("loss")]}, "trainer.callbacks has a EarlyStopping, but it would end a client's turn"),
+    ],
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
+)
+def test_what_would_change_the_course_of_a_turn_is_refused(options: dict[str, Any], why: str) -> None:
+    """Also in Python, where one callback would average over all clients, or lose patience with them."""
+    with pytest.raises(FederationError, match=re.escape(why)):
+        new_federation(1, trainer=partial(new_trainer, **options)).fit(FedAvg(Net, CLASSES), new_data(2, 40))
+
+
+def test_a_dry_run_takes_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    monkeypatch.setattr(FedAvg, "after_step", lambda self, optimizer: steps.append(1))
+    new_federation(3).dry_run(FedAvg(Net, CLASSES, epochs=2), new_data(2, 40))
+    assert len(steps) == 1

@@ -131,7 +131,7 @@ def test_secret_noise_is_another_one_in_each_new_run(tmp_path: Path) -> None:
         ({}, new_data(4, 100)),
         ({}, new_data(4, 100)),
         ({}, other),
-        ({"trainer": partial(L.Trainer, devices=1, max_steps=1)}, new_data(4, 100)),
+        ({"trainer": partial(L.Trainer, devices=1, limit_train_batches=1)}, new_data(4, 100)),
         ({"init_from": start}, new_data(4, 100)),
     ]
     states = []

@@ -24,7 +24,7 @@ from tiny import (
 )
 
 import lightning_fed.methods
-from lightning_fed.core import PublicDistillation
+from lightning_fed.core import FineTuning, PublicDistillation
 from lightning_fed.core.messages import STAGES, Turn
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ByColumn, InMemory
@@ -102,6 +102,15 @@ def test_fedreps_new_client_trains_its_head_on_the_features_that_came() -> None:
 def test_fine_tuning_is_in_what_they_take() -> None:
     plain, tuned = (fit(new_method(name))[0].run.history[-1] for name in ("FedAvg", "FedAvgFT"))
     assert tuned["unseen/flops"] > plain["unseen/flops"] > 0
+
+
+def test_they_are_fine_tuned_when_the_others_are() -> None:
+    """Else the gap would be one of fine-tuned clients to others."""
+    methods = (new_method("FedAvg", fine_tuning=FineTuning(epochs=3, when=when)) for when in ("always", "last"))
+    (tuned, _), (first, final) = (without_seconds(fit(method, evaluate_every=1)[0].run.history) for method in methods)
+    assert first["unseen/personalized/test_accuracy/mean"] == first["unseen/as_received/test_accuracy/mean"]
+    assert first["unseen/flops"] < tuned["unseen/flops"] == final["unseen/flops"]
+    assert final["unseen/gap"] == final["fine_tuned/test_accuracy/mean"] - final["unseen/personalized/test_accuracy/mean"]
 
 
 def test_they_are_rows_of_their_own(tmp_path: Path) -> None:
