@@ -38,7 +38,8 @@ class Compression:
 
     Args:
         up: compression of what clients send.
-        down: compression of what clients receive for training. Models are evaluated uncompressed.
+        down: compression of what clients receive for training. Models are evaluated uncompressed, and what a client changes is
+            added to the uncompressed values.
         share: share of each tensor's entries that ``topk`` sends, at least one entry.
     """
 
@@ -139,6 +140,21 @@ class Compression:
             return sent
         parts = [(*_parted(key), tensor) for key, tensor in sent.items() if not key.startswith(SCALE)]
         return {name: _expanded(name, kind, tensor, sent) if kind else tensor for kind, name, tensor in parts}
+
+    @staticmethod
+    def unrounded(update: State, received: State, exact: State, names: Collection[str]) -> State:
+        """An update as a change of what the server has, instead of what the client received: rounding is no change that a client
+        made. It would undo changes below the precision of ``bf16``, be clipped as a client's, and grow in a server optimizer.
+
+        Args:
+            update: the decompressed update.
+            received: the decompressed broadcast.
+            exact: the broadcast before compression.
+            names: names of the tensors that a client changes from the received values on; the others stay as they are.
+        """
+        rounded = {name for name in names if name in update and received.get(name) is not exact.get(name)}
+        fits = {name for name in rounded if _like(update[name], received[name]) is not None}
+        return update | {name: exact[name] + (update[name] - received[name]) for name in fits}
 
 
 NONE = Compression()

@@ -62,12 +62,22 @@ class RoundTurns:
         self._model, self._clients = model, clients
         self._compressed: dict[int, tuple[State, State]] = {}  # the last broadcasts by id: uncompressed and compressed
         self._arrived: tuple[State, State] = ({}, {})  # the last broadcast: compressed and decompressed
+        self._exact: dict[int, State] = {}  # the participants' broadcasts before compression, by id, until their updates arrive
+
+    @cached_property
+    def _modules(self) -> list[FederatedModule]:
+        """One per architecture."""
+        return [self._model, *(module for _, module in one_per_architecture(self._model, self._clients))]
 
     @cached_property
     def _buffers(self) -> set[str]:
         """Names of the buffers of all architectures."""
-        modules = [self._model, *(module for _, module in one_per_architecture(self._model, self._clients))]
-        return {name for module in modules for name in module.buffer_names()}
+        return {name for module in self._modules for name in module.buffer_names()}
+
+    @cached_property
+    def _continued(self) -> set[str]:
+        """Names of what clients of any architecture change from the received values on."""
+        return {name for module in self._modules for name in module.continued_names()}
 
     def run(
         self, turns: Iterable[Turn], receive: Receive | None = None, failure: str | None = None
@@ -91,13 +101,17 @@ class RoundTurns:
         """
         self.updates = []
         self._compressed.clear()  # compressed with the last round's random stream
+        self._exact.clear()
 
         def turns() -> Iterator[Turn]:
             for client in cohort:
-                broadcast = self.sent(client, self._server.broadcast(client), round)
+                exact = self._server.broadcast(client)
+                broadcast = self.sent(client, exact, round)
                 self.traffic.down(client.id, broadcast)
                 if client.id in away:
                     continue
+                if broadcast is not exact:
+                    self._exact[client.id] = exact.state
                 last, merged = self.last_rounds.get(client.id, 0), self.merged_turns.get(client.id, 0)
                 yield Turn("fit", client, round, broadcast, measure, last, turns=merged)
 
@@ -156,4 +170,6 @@ class RoundTurns:
             expanded = replace(update, state=self._compression.expand_update(update.state, sent.state))
         self._server.check(expanded, sent, turn.client)
         self.traffic.up(update)
-        return expanded
+        if (exact := self._exact.pop(turn.client.id, None)) is None:
+            return expanded
+        return replace(expanded, state=self._compression.unrounded(expanded.state, sent.state, exact, self._continued))

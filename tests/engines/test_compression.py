@@ -26,6 +26,7 @@ from tiny import (
 from tiny_rounds import Losing
 from torch import Tensor
 
+from lightning_fed.core import ServerAdam
 from lightning_fed.core.messages import Broadcast
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.engines.compression import ERROR, INDEX, INT8, SCALE, TOPK, Compression
@@ -277,6 +278,34 @@ def test_a_broadcast_is_expanded_to_what_was_rounded() -> None:
     found = scheme.expand_broadcast(scheme.compress_broadcast(Broadcast(state).state, ()))
     assert torch.equal(found["w"], state["w"].bfloat16().float())
     assert torch.equal(found["n"], state["n"])
+
+
+@pytest.mark.parametrize("options", [{}, {"server_optimizer": ServerAdam(0.1)}], ids=["mean", "Adam"])
+@pytest.mark.parametrize("down", ["bf16", "int8"])
+def test_a_rounded_broadcast_is_no_change(down: Any, options: dict[str, Any]) -> None:
+    """Of clients that learn nothing the server learns nothing, which Adam would make a step of."""
+    start = new_federation(1)
+    start.fit(FedAvg(Net, CLASSES, partial(torch.optim.SGD, lr=0.0)), new_data(3, 60))
+    federation = new_federation(2, compression=Compression(down=down))
+    federation.fit(FedAvg(Net, CLASSES, partial(torch.optim.SGD, lr=0.0), **options), new_data(3, 60))
+    assert same(federation.run.server.state, start.run.server.state)
+
+
+def test_changes_below_the_precision_of_a_broadcast_add_up() -> None:
+    """bfloat16 has three digits; what is rounded away of the model in each round is not lost."""
+    still, plain, rounded = (
+        fit_state(FedAvg(Net, CLASSES, partial(torch.optim.SGD, lr=lr)), Compression(down=down))
+        for lr, down in ((0.0, "none"), (1e-5, "none"), (1e-5, "bf16"))
+    )
+    for name, start in still.items():
+        torch.testing.assert_close(rounded[name] - start, plain[name] - start, rtol=0.1, atol=2e-6)
+        assert not torch.equal(rounded[name], start)
+
+
+def fit_state(method: FedAvg, compression: Compression) -> State:
+    federation = new_federation(4, compression=compression)
+    federation.fit(method, new_data(3, 60))
+    return federation.run.server.state
 
 
 def test_a_round_that_nobody_answered_changes_nothing_for_the_next_one(tmp_path: Path) -> None:
