@@ -62,7 +62,8 @@ class FederatedDataModule(L.LightningDataModule):
             train on: ``join`` adds it to the previous batch, ``drop`` leaves it out of the epoch, ``keep`` makes it a batch.
         continue_epochs: whether a client's next turn continues with the batch after its last one, also in the middle of an epoch:
             with ``steps``, no example is used a second time before all others (FLamby's and FedJAX's convention). Otherwise each
-            turn starts with a new order. Lost turns do not count.
+            turn starts with a new order. Lost turns do not count. For methods whose turns are all of one length: FedALA and FedAS
+            refuse it.
         limit_examples: maximum number of a client's training, validation and test examples each, drawn by the partition's seed, for
             quick tests. None: all.
         public: inputs that belong to no client, for methods that distill on them: the training inputs of other data, converted to

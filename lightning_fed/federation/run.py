@@ -88,6 +88,11 @@ class Run:
         self.settings, self.rounds, self.seed, self.target = settings, settings.rounds, settings.seed, settings.target
         if not data.at_hand:
             refuse_at_sites(settings)
+        if data.continue_epochs and type(model).evaluation_phases is not FederatedModule.evaluation_phases:
+            raise FederationError(
+                f"continue_epochs is set, but {type(model).__name__}'s turns differ in length, from which the next one's start is "
+                "counted: leave continue_epochs out."
+            )
         self._participants = who = Participants(model, data, list(engine.clients(data)), settings)
         self.clients, self.eligible_clients, self.unseen, self.attackers = who.clients, who.eligible, who.unseen, who.attackers
         self.cohort_size = who.cohort_size

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from tiny import CLASSES, Net, Stop, assert_same_end, new_data, new_federation, new_trainer, sgd
+from tiny import CLASSES, Net, Stop, assert_same_end, new_data, new_federation, new_method, new_trainer, sgd
 from tiny_rounds import Losing
 from tiny_sites import STUDY, Clock, Memory
 
@@ -20,6 +20,7 @@ from lightning_fed.deployment.site import OneClient, Site
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.engines.silence import quiet_lightning
 from lightning_fed.engines.worker_spec import WorkerSpec
+from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg
 from lightning_fed.seeding import ORDER, derive_seed
@@ -148,3 +149,9 @@ def test_sites_go_on_where_the_server_stopped_and_train_again_what_it_did_not_ge
     third = expected(1, 3 * STEPS)[len(expected(1, 2 * STEPS)) :]
     assert stopped[1] == expected(1, STEPS) + second + second
     assert Noting.seen[1] == stopped[1] + second + third
+
+
+@pytest.mark.parametrize("name", ["FedALA", "FedAS"])
+def test_turns_of_different_lengths_are_refused(name: str) -> None:
+    with pytest.raises(FederationError, match=f"continue_epochs is set, but {name}'s turns differ in length"):
+        new_federation(1).fit(new_method(name), data())
