@@ -242,10 +242,12 @@ class SharedTensors(Dataset[Batch]):
         images: tensor of shape (N, …); tensors of that shape by their names in the network, possibly with :data:`TARGETS`; or an
             object that makes a batch of them on demand.
         labels: shape (N,), int64.
+        targets_are_labels: whether :data:`TARGETS` are ignored.
     """
 
     images: Inputs
     labels: Tensor
+    targets_are_labels: bool = False
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -259,6 +261,7 @@ class SharedTensors(Dataset[Batch]):
         assert isinstance(read, dict)
         inputs = read if isinstance(self.images, LazyInputs) else trimmed(read)
         targets = inputs.pop(TARGETS, labels)
+        targets = labels if self.targets_are_labels else targets
         return inputs.pop(INPUT) if inputs.keys() == {INPUT} else inputs, targets
 
     @property

@@ -1,7 +1,7 @@
 """The data of one client, as an ordinary datamodule."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
@@ -33,6 +33,7 @@ class ClientDataModule(L.LightningDataModule):
         poisson: whether training batches are Poisson samples, see :class:`.PoissonBatches`; may be set between fits.
         start: number of training batches used before, for batches that continue; may be set between fits. None: each epoch has a
             new order. See ``continue_epochs`` of :class:`lightning_fed.data.FederatedDataModule`.
+        held_out: whose validation and test data are used instead; None: those of ``data``.
     """
 
     info: ClientInfo
@@ -48,6 +49,7 @@ class ClientDataModule(L.LightningDataModule):
     problem: TaskName | None = None
     start: int | None = None
     poisson: bool = False
+    held_out: "ClientDataModule | None" = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -69,10 +71,12 @@ class ClientDataModule(L.LightningDataModule):
 
     def val_dataloader(self) -> DataLoader[Batch] | list[Batch]:
         """Batches in order; an empty list without validation examples."""
-        return self.data.in_order(self.splits[1], self.eval_batch_size)
+        own = self.held_out or self
+        return own.data.in_order(own.splits[1], self.eval_batch_size)
 
     def test_dataloader(self) -> DataLoader[Batch] | list[Batch]:
-        return self.data.in_order(self.splits[2], self.eval_batch_size)
+        own = self.held_out or self
+        return own.data.in_order(own.splits[2], self.eval_batch_size)
 
     def predict_dataloader(self) -> DataLoader[Batch] | list[Batch]:
         """The training examples in order and without augmentation, in training batches, to compute statistics."""
@@ -92,34 +96,3 @@ def refuse_overfitting(trainer: L.Trainer | None, stage: str | None) -> None:
             f"The Trainer has overfit_batches={overfit}, which would replace the order of a client's batches: give it "
             "limit_train_batches."
         )
-
-
-class PublicDataModule(ClientDataModule):
-    """Public examples for training, with their numbers in place of labels, and the pooled validation and test data of the clients.
-
-    Args:
-        held_out: the pooled data of all clients.
-        data: the public inputs, numbered.
-        rows: positions of the public examples.
-        batch_size: batch size for training.
-    """
-
-    def __init__(self, held_out: ClientDataModule, data: SharedTensors, rows: Tensor, batch_size: int) -> None:
-        super().__init__(
-            replace(held_out.info, num_train=len(rows), label_counts=()),
-            data,
-            (rows, rows[:0], rows[:0]),
-            held_out.transform,
-            batch_size,
-            held_out.eval_batch_size,
-            held_out.order_seed,
-            single_example=held_out.single_example,
-            num_classes=held_out.num_classes,
-        )
-        self.held_out = held_out
-
-    def val_dataloader(self) -> DataLoader[Batch] | list[Batch]:
-        return self.held_out.val_dataloader()
-
-    def test_dataloader(self) -> DataLoader[Batch] | list[Batch]:
-        return self.held_out.test_dataloader()

@@ -1,6 +1,7 @@
 """The data of a federation: many clients that share one copy in memory."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 from zlib import crc32
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader
 from lightning_fed.data.batches import EXAMPLE, Batch, BatchTransform, Inputs, SharedTensors, SingleExample, count, join, take
 from lightning_fed.data.checked import check_labels, checked_pools, refuse_no_numbers
 from lightning_fed.data.checksum import checksum_of
-from lightning_fed.data.client import ClientDataModule, PublicDataModule, refuse_overfitting
+from lightning_fed.data.client import ClientDataModule, refuse_overfitting
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.data.partition.base import ClassesPerClient, Partitioner
 from lightning_fed.data.public import PublicShare, as_of_clients, numbered
@@ -322,7 +323,10 @@ class FederatedDataModule(L.LightningDataModule):
             )
         data, rows = self._public
         rows = rows if examples is None else rows[examples.long()]
-        return PublicDataModule(self.pooled(), data, rows, batch_size or self.batch_size)
+        held_out, splits, size = self.pooled(), (rows, rows[:0], rows[:0]), batch_size or self.batch_size
+        info = replace(held_out.info, num_train=len(rows), label_counts=())
+        own = replace(held_out, info=info, data=data, splits=splits, batch_size=size, score=None, problem=None)
+        return replace(own, held_out=held_out)
 
     @property
     def num_labels(self) -> int:

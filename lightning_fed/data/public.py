@@ -86,29 +86,4 @@ def numbered(inputs: Inputs, rows: NDArray[np.int64]) -> SharedTensors:
     """
     numbers = torch.full((count(inputs),), -1)
     numbers[rows] = torch.arange(len(rows))
-    if isinstance(inputs, LazyInputs):
-        inputs = WithoutTargets(inputs)
-    elif isinstance(inputs, dict):
-        inputs = {name: tensor for name, tensor in inputs.items() if name != TARGETS}
-    return SharedTensors(inputs, numbers)
-
-
-@dataclass(eq=False)
-class WithoutTargets(LazyInputs):
-    """The same examples without their targets.
-
-    Args:
-        inputs: the examples.
-    """
-
-    inputs: LazyInputs
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def checksum(self, start: int = 0) -> int:
-        return self.inputs.checksum(start)
-
-    def read(self, rows: Tensor) -> Tensor | dict[str, Tensor]:
-        read = self.inputs.read(rows)
-        return read if isinstance(read, Tensor) else {name: tensor for name, tensor in read.items() if name != TARGETS}
+    return SharedTensors(inputs, numbers, targets_are_labels=True)

@@ -1,5 +1,6 @@
 """APFL (Deng, Kamani & Mahdavi 2020, https://arxiv.org/abs/2003.13461), Algorithm 1."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -95,13 +96,10 @@ class APFL(PersonalModule):
             (self.personal_optimizer, self.learning_parameters(self.personal)),
         ]
         if self.alpha_lr:
-            shares.append((self._alpha_optimizer, [self.alpha]))
+            shares.append((partial(torch.optim.SGD, lr=self.alpha_lr), [self.alpha]))
         return [
             self.local_phase("local", [p for _, own in shares for p in own], self.joint_loss, optimizer=jointly(*shares), terms=2)
         ]
-
-    def _alpha_optimizer(self, parameters: Any) -> Optimizer:
-        return torch.optim.SGD(parameters, lr=self.alpha_lr)
 
     def joint_loss(self, batch: Any) -> Tensor:
         """The losses of the global network and of the mixture on a batch. Dropout of the mixture has its own random stream."""

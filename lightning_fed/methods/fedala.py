@@ -1,5 +1,6 @@
 """FedALA (Zhang et al., AAAI 2023, https://arxiv.org/abs/2212.01197), Algorithm 1."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -127,11 +128,8 @@ class FedALA(WholeServerModule):
         turns = int(self.turns)
         if not turns or not (epochs := self.first_weight_epochs if turns == 1 else self.weight_epochs):
             return []
-        weights, optimizer = list(self.weights.values()), self._weight_optimizer
+        weights, optimizer = list(self.weights.values()), partial(torch.optim.SGD, lr=self.weight_lr)
         return [Phase("weights", weights, self.mixture_loss, optimizer, epochs, eval_modules=[self.backbone])]
-
-    def _weight_optimizer(self, parameters: Any) -> Optimizer:
-        return torch.optim.SGD(parameters, lr=self.weight_lr)
 
     def mixture_loss(self, batch: Any) -> Tensor:
         """The mixture's loss on a batch, as a function of the weights."""

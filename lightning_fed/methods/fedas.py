@@ -1,11 +1,11 @@
 """FedAS (Yang, Huang & Ye, CVPR 2024), as in its authors' code: https://github.com/xiyuanyang45/FedAS."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from lightning_fed.core import ClientInfo, Phase, Server, State, WeightedMean, class_means, class_sums, widened
 from lightning_fed.errors import require
@@ -104,14 +104,11 @@ class FedAS(FedPer):
                 "alignment",
                 body,
                 self.alignment_loss,
-                self._alignment_optimizer,
+                partial(torch.optim.SGD, lr=self.alignment_lr),
                 self.alignment_epochs,
                 eval_modules=[self.backbone],
             )
         ]
-
-    def _alignment_optimizer(self, parameters: Any) -> Optimizer:
-        return torch.optim.SGD(parameters, lr=self.alignment_lr)
 
     def alignment_loss(self, batch: Any) -> Tensor:
         """Distance of a batch's features from the means of their classes, with equal weight for each class of the batch."""

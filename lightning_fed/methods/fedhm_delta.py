@@ -41,10 +41,6 @@ class AddsChanges(FedHMServer):
         return {name: (tensor.double() + changes[name]).to(tensor.dtype) for name, tensor in whole.items()}
 
 
-class FedHMDeltaServer(AddsChanges, FedHMServer):
-    """For factorized layers."""
-
-
 class FedHMDelta(FedHM):
     r"""FedHM whose server averages the clients' changes: our extension, not the paper's method.
 
@@ -60,4 +56,4 @@ class FedHMDelta(FedHM):
     here adds one more participant without a change, which shortens the step.
     """
 
-    server_class = FedHMDeltaServer
+    server_class = AddsChanges

@@ -1,6 +1,5 @@
 """FedSA-LoRA (Guo, Zeng, Wang, Fan, Wang & Qu, ICLR 2025, https://arxiv.org/abs/2410.01463)."""
 
-from pathlib import Path
 from typing import Literal
 
 from torch import nn
@@ -37,26 +36,8 @@ class FedSALoRA(LoRAModule):
         """A, B and the head."""
         return self.learning_parameters(self.backbone)
 
-    def export_adapter(self, folder: Path, private: bool = True) -> None:
-        """Write a client's adapter, see :class:`.LoRAModule`.
-
-        Raises:
-            FederationError: for the server's, which has no B.
-        """
-        refuse_half(private)
-        super().export_adapter(folder, private)
-
-    def export_merged(self, folder: Path, private: bool = True) -> None:
-        """Write a client's network, see :class:`.LoRAModule`.
-
-        Raises:
-            FederationError: for the server's, which has no B.
-        """
-        refuse_half(private)
-        super().export_merged(folder, private)
-
-
-def refuse_half(private: bool) -> None:
-    """Raise :class:`FederationError` for a model that has A only."""
-    if not private:
-        raise FederationError("The server of FedSALoRA has A, and no B and no head: export a client's (--client 0).")
+    def _acting(self, private: bool = True) -> list[str]:
+        """The client's adapter. Raises :class:`FederationError` for the server's, which cannot be exported."""
+        if not private:
+            raise FederationError("The server of FedSALoRA has A, and no B and no head: export a client's (--client 0).")
+        return super()._acting(private)

@@ -1,7 +1,7 @@
 """HETLoRA (Cho et al., EMNLP 2024, https://arxiv.org/abs/2401.06432)."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, Phase, Server, State, WeightedMean, noted
 from lightning_fed.core.phased_module import moment_parts
+from lightning_fed.methods.families.exact_lora import Matrices
 from lightning_fed.methods.families.lora import LoRAModule
 from lightning_fed.models.adapters import COMMON
 from lightning_fed.models.transformer import TransformerFactory
@@ -77,6 +78,7 @@ class HETLoRA(LoRAModule):
         """Add the adapter, to linear layers."""
         super().attach()
         self.linear_layers()
+        self.matrices = Matrices.of(self.adapter(COMMON))
 
     def rank_without_tail(self) -> int:
         """Rank without the tail."""
@@ -85,8 +87,9 @@ class HETLoRA(LoRAModule):
     def tail(self) -> Tensor:
         r""":math:`\sum \lVert B_{:, tail} \rVert_F \lVert A_{tail, :} \rVert_F` over the adapted matrices, a scalar."""
         kept = floor_of(self.keep, self.rank())
-        products = [b[:, kept:].norm() * a[kept:].norm() for a, b in matrices(self.adapter(COMMON))]
-        return torch.stack(products).sum()
+        own = self.adapter(COMMON)
+        names = map(self.matrices.names, self.matrices.shapes)
+        return torch.stack([own[b][:, kept:].norm() * own[a][kept:].norm() for a, b in names]).sum()
 
     def phases(self) -> list[Phase]:
         """The phase of LoRA, with the penalty on the tail."""
@@ -108,7 +111,7 @@ class HETLoRA(LoRAModule):
 
     def shared_state(self) -> State:
         """The payload, without a dropped tail."""
-        return super().shared_state() if self._kept is None else truncated(super().shared_state(), self._kept)
+        return super().shared_state() if self._kept is None else self.matrices.of_rank(super().shared_state(), self._kept)
 
     def load_moments(self, moments: State) -> None:
         """Drop the moments of ranks that were dropped since."""
@@ -143,13 +146,14 @@ class HETLoRAServer(Server):
 
     def __init__(self, state: State, ranks: dict[int, int], r_min: int, eligible_clients: Sequence[int] | None = None) -> None:
         super().__init__(state, "uniform", holds_model=True, combine=combine_by_norm)
+        self.matrices = Matrices.of(state)
         self.ranks = ranks
         self.r_min = r_min
         self.eligible_clients = list(ranks) if eligible_clients is None else eligible_clients
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         rank = self.ranks[client.id]
-        return Broadcast(truncated(self.state, rank), rank)
+        return Broadcast(self.matrices.of_rank(self.state, rank), rank)
 
     def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
         """The state that the client was sent, without the tail that it dropped.
@@ -161,7 +165,7 @@ class HETLoRAServer(Server):
         rank = rank_of(update.state, most)
         if not self.r_min <= rank <= most:
             raise FederationError(f"The update of client {update.client} has rank {rank}, expected {self.r_min} to {most}.")
-        return truncated(sent.state, rank)
+        return self.matrices.of_rank(sent.state, rank)
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Merge a round's updates and note their ranks; returns ``server/rank_mean``."""
@@ -183,45 +187,24 @@ class HETLoRAServer(Server):
         self.ranks = ranks
 
 
-def matrices(adapter: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """A and B of each adapted matrix; other tensors are left out."""
-    return [(a, adapter[name.replace(".lora_A.", ".lora_B.")]) for name, a in adapter.items() if ".lora_A." in name]
-
-
 def rank_of(state: State, default: int = 0) -> int:
     """The rank of an adapter; the default if there is none."""
     return next((tensor.shape[0] for name, tensor in state.items() if ".lora_A." in name and tensor.dim()), default)
 
 
-def truncated(state: State, rank: int) -> State:
-    """The first rows of A and columns of B; other tensors unchanged."""
-    return {
-        name: tensor[:rank] if ".lora_A." in name else tensor[:, :rank] if ".lora_B." in name else tensor
-        for name, tensor in state.items()
-    }
-
-
-def padded_like(state: State, like: State) -> State:
-    """Tensors padded with zeros to the sizes of others."""
-    padded = {name: torch.zeros_like(tensor) for name, tensor in like.items()}
-    for name, tensor in state.items():
-        padded[name][tuple(slice(size) for size in tensor.shape)] = tensor
-    return padded
-
-
-def adapter_norm(adapter: State) -> float:
+def adapter_norm(adapter: State, matrices: Matrices) -> float:
     r""":math:`\sqrt{\sum \lVert BA \rVert_F^2}` over the adapted matrices."""
-    return math.hypot(*(product_norm(b, a) for a, b in matrices(adapter)))
+    return math.hypot(*(product_norm(adapter[b], adapter[a]) for a, b in map(matrices.names, matrices.shapes)))
 
 
 def combine_by_norm(updates: Iterable[tuple[State, float]], state: State) -> State:
     """The mean of adapters padded to the server's rank, weighted by the norms of their products; with equal weights if all products
     are zero.
     """
-    by_norm, equal = WeightedMean(), WeightedMean()
+    by_norm, equal, matrices = WeightedMean(), WeightedMean(), Matrices.of(state)
     for update, weight in updates:
-        padded = padded_like(update, state)
-        if (norm := adapter_norm(update)) > 0:
+        padded = matrices.of_largest(update)
+        if (norm := adapter_norm(update, matrices)) > 0:
             by_norm.add(padded, norm)
         equal.add(padded, weight)
     return by_norm.result() or equal.result()

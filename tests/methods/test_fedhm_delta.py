@@ -18,7 +18,7 @@ from torch.nn.functional import conv2d, cross_entropy, linear
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.methods import FedHM, FedHMDelta
-from lightning_fed.methods.fedhm_delta import FedHMDeltaServer
+from lightning_fed.methods.fedhm_delta import AddsChanges
 from lightning_fed.models import ResNet8
 from lightning_fed.nn.factorize import unroll
 from lightning_fed.tensors import State
@@ -29,14 +29,14 @@ CLIENTS = infos(10, 10, 10)
 RATIOS = (1.0, 0.5, 0.25)
 
 
-def server_of(number: int, network: Any = TinyResNet, kind: type[FedHM] = FedHMDelta, **options: Any) -> FedHMDeltaServer:
+def server_of(number: int, network: Any = TinyResNet, kind: type[FedHM] = FedHMDelta, **options: Any) -> AddsChanges:
     """At the start of round 1."""
     torch.manual_seed(0)
     method = kind(network, CLASSES, **{"ratios": RATIOS} | options)
     return at_start(method, CLIENTS[:number])
 
 
-def moved(server: FedHMDeltaServer, client: int, by: float = 0.1) -> ClientUpdate:
+def moved(server: AddsChanges, client: int, by: float = 0.1) -> ClientUpdate:
     """An update whose numbers differ from those that were sent."""
     stream = torch.Generator().manual_seed(client)
     sent = server.broadcast(CLIENTS[client]).state

@@ -19,7 +19,8 @@ from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import HETLoRA
-from lightning_fed.methods.hetlora import HETLoRAServer, padded_like, truncated
+from lightning_fed.methods.families.exact_lora import Matrices
+from lightning_fed.methods.hetlora import HETLoRAServer
 from lightning_fed.models.adapters import COMMON
 from lightning_fed.tensors import State
 
@@ -149,11 +150,12 @@ def test_the_first_round_without_products_has_equal_weights() -> None:
 
 def test_what_is_padded_and_truncated_is_as_before() -> None:
     like = server_of(1).state
+    matrices = Matrices.of(like)
     for rank in (1, 4, 6):
-        state = filled(truncated(like, rank))
-        padded = padded_like(state, like)
+        state = filled(matrices.of_rank(like, rank))
+        padded = matrices.of_largest(state)
         assert {name: tensor.shape for name, tensor in padded.items()} == {name: tensor.shape for name, tensor in like.items()}
-        assert same(truncated(padded, rank), state)
+        assert same(matrices.of_rank(padded, rank), state)
         assert not padded[A][rank:].any()
         assert not padded[B][:, rank:].any()
 
@@ -161,11 +163,11 @@ def test_what_is_padded_and_truncated_is_as_before() -> None:
 def test_a_smaller_rank_is_kept_and_a_wrong_one_refused() -> None:
     server = server_of(4)
     updates = updates_of(server)
-    shrunk = replace(updates[3], state=truncated(updates[3].state, 3))
+    shrunk = replace(updates[3], state=server.matrices.of_rank(updates[3].state, 3))
     before = dict(server.state)
     for client, rank in ((3, 1), (1, 4)):
         wrong = list(updates)
-        wrong[client] = replace(updates[client], state=filled(truncated(before, rank)))
+        wrong[client] = replace(updates[client], state=filled(server.matrices.of_rank(before, rank)))
         with pytest.raises(FederationError, match=f"update of client {client} has rank {rank}, expected 2 to"):
             server.aggregate(checked(server, wrong))
         assert same(server.state, before)
@@ -239,7 +241,7 @@ def trained(rank: int, lr: float, maximize: bool = False, **options: Any) -> tup
 )
 def test_a_lighter_tail_is_dropped_down_to_r_min(rank: int, keep: float, rest: int) -> None:
     module, end = trained(rank, 1e-4, keep=keep)
-    assert same(module.shared_state(), truncated(end, rest))
+    assert same(module.shared_state(), module.matrices.of_rank(end, rest))
     assert module.shared_state()[A].shape == (rest, 8)
 
 

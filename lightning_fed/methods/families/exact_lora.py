@@ -50,6 +50,13 @@ class Matrices:
     lora_alpha: float | None = None
     scale: Scale = "common"
 
+    @classmethod
+    def of(cls, adapter: Mapping[str, Tensor]) -> Self:
+        """Those of an adapter of the largest rank, with one scale for all ranks; other tensors are left out."""
+        found = {name.partition(".lora_A.")[0]: a for name, a in adapter.items() if ".lora_A." in name}
+        shapes = {layer: (len(adapter[f"{layer}.lora_B.{COMMON}.weight"]), a.shape[1]) for layer, a in found.items()}
+        return cls(shapes, max(map(len, found.values())))
+
     def scaling(self, rank: int) -> float:
         """The scale of an adapter of a rank."""
         return 1.0 if self.lora_alpha is None else self.lora_alpha / (self.rank if self.scale == "common" else rank)
