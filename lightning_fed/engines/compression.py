@@ -52,7 +52,12 @@ class Compression:
             raise FederationError(f"compression.share is {self.share}: give the share of entries that topk sends, in (0, 1].")
 
     def check(self, module: FederatedModule) -> None:
-        """Refuse ``topk`` for a method of which it would send everything whole."""
+        """Refuse compression for a method without messages, and ``topk`` for one of which it would send everything whole."""
+        if module.centralized and (self.up != "none" or self.down != "none"):
+            raise FederationError(
+                f"Got compression, but {type(module).__name__} trains on the pooled data of all clients, and nothing is sent: "
+                "leave it out."
+            )
         sends = module.shared_names() or module.dynamic_payload
         if self.up == "topk" and sends and not module.continued_names():
             raise FederationError(

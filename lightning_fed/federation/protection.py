@@ -48,11 +48,16 @@ def aggregate_robustly(server: Server, model: FederatedModule, rule: Aggregation
 
 
 def check_attack(server: Server, model: FederatedModule, attack: Attack) -> None:
-    """Refuse attacks on changes of a model if clients do not all start from the same one.
+    """Refuse attacks where no client trains, and attacks on changes of a model if clients do not all start from the same one.
 
     Raises:
-        FederationError: if the server sends other tensors than its state.
+        FederationError: if the method trains on pooled data, or the server sends other tensors than its state.
     """
+    require(
+        not model.centralized,
+        f"{type(attack).__name__} makes clients hostile, but {type(model).__name__} trains on the pooled data of all clients, "
+        "which send nothing: leave attack out.",
+    )
     require(
         not isinstance(attack, UpdateAttack) or type(server).broadcast is Server.broadcast,
         f"{type(attack).__name__} attacks changes of the server's model, but {type(model).__name__} does not send all clients the "

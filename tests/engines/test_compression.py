@@ -210,17 +210,27 @@ def test_what_topk_owes_arrives_in_the_end(name: str) -> None:
 STARTING_ELSEWHERE = {"DSFL", "FD", "FedAMP", "FedKD", "FedProto", "FedRolex", "PFedGate", "SplitMix"}
 """Methods none of whose tensors continue, in the same coordinates, from what the client received."""
 
+NOTHING_SENT = "Got compression, but {} trains on the pooled data of all clients, and nothing is sent: leave it out"
+
 
 @pytest.mark.often(4)
 @pytest.mark.parametrize("name", mostly_slow(METHODS, ["FD", "FedHM", "HETLoRA", "PFedGate"]))
 @pytest.mark.parametrize("up", ["int8", "topk"])
 def test_payloads_of_any_kind(name: str, up: Any) -> None:
     federation = new_federation(2, compression=Compression(up, "bf16", share=0.5))
-    refuses = up == "topk" and name in STARTING_ELSEWHERE
+    method = new_method(name)
+    refuses = method.centralized or (up == "topk" and name in STARTING_ELSEWHERE)
     says = f"compression.up is topk, but {name}'s clients send nothing of which a part could follow in a later round: set it to"
+    says = NOTHING_SENT.format(name) if method.centralized else says
     with pytest.raises(FederationError, match=says) if refuses else nullcontext():
-        federation.fit(new_method(name), data_for(name, num_clients=3, size=120))
+        federation.fit(method, data_for(name, num_clients=3, size=120))
         assert len(federation.run.history) == 2
+
+
+@pytest.mark.parametrize("compression", [Compression("bf16"), Compression(down="int8")], ids=str)
+def test_a_method_that_sends_nothing_refuses_it(compression: Compression) -> None:
+    with pytest.raises(FederationError, match=NOTHING_SENT.format("Centralized")):
+        new_federation(1, compression=compression).fit(new_method("Centralized"), new_data(2, 40))
 
 
 def test_of_sizes_that_are_redrawn_what_has_one_size_is_compressed_and_the_rest_is_whole() -> None:

@@ -182,6 +182,13 @@ def test_batch_norm_is_combined_by_medians() -> None:
             for name in ("FedHM", "SplitMix", "FedAMP", "FD")
         ),
         ({"attack": SignFlip(0.4), "method": new_method("PFedGate")}, "clients send '.*', which is not part of it"),
+        *(
+            (
+                {"attack": attack(0.4), "method": new_method("Centralized")},
+                f"{attack.__name__} makes clients hostile, but Centralized",
+            )
+            for attack in (SignFlip, LabelFlip)
+        ),
         ({"attack": SignFlip(0.4), "method": new_method("Standalone")}, "clients send none: choose another method"),
     ],
 )
