@@ -239,8 +239,8 @@ class Run:
             self._turns.train_on_public(self.round, [client for client in cohort if client.id in arrived])
         row = self._with_costs(metrics, len(cohort))
         if due or self._has_spent_budget(row):
-            honest = [update.metrics for update in self._turns.updates if update.client not in self.attackers]
-            row |= spread_all("before", honest) | self._evaluate() | self.server.privacy.spent()
+            row |= spread_all("before", [update.metrics for update in self._honest_updates])
+            row |= self._evaluate() | self.server.privacy.spent()
         row |= self._compare(row)
         if self._end_early(row) and self.model.fine_tuning.when == "last":
             row |= self._evaluate()  # only now it is known that this is the last round
@@ -255,6 +255,11 @@ class Run:
         if early := self.round < self.rounds and (waited or reached or self._has_spent_budget(row)):
             self.rounds = self.round
         return early
+
+    @property
+    def _honest_updates(self) -> list[ClientUpdate]:
+        """The round's updates without those of attackers, without their payload."""
+        return [update for update in self._turns.updates if update.client not in self.attackers]
 
     def _has_spent_budget(self, row: Metrics) -> bool:
         """Whether another round with the same traffic would exceed the budget."""
@@ -302,9 +307,9 @@ class Run:
         return arrived.keys()
 
     def _with_costs(self, metrics: Metrics, cohort_size: int) -> Metrics:
-        """The participants' mean training metrics, the server's metrics, and the costs of the round."""
+        """The honest participants' mean training metrics, the server's metrics, and the costs of the round."""
         updates = self._turns.updates
-        row = {"round": float(self.round), **training_means(updates), **metrics, **self._turns.traffic.collect()}
+        row = {"round": float(self.round), **training_means(self._honest_updates), **metrics, **self._turns.traffic.collect()}
         row["compute/flops"] = sum(update.metrics["flops"] for update in updates)
         if self.settings.sampling == "poisson":
             row["round/clients"] = float(cohort_size)

@@ -105,11 +105,15 @@ def test_attackers_are_drawn_by_the_seed_and_not_measured(attack: Attack) -> Non
     assert_same(again, federation)
     run = federation.run
     assert len(run.attackers) == 1
+    honest = [update for turn, update in engine.fits(2) if turn.client.id not in run.attackers]
+    weights, losses = ([update.num_examples for update in honest], [update.metrics["train/local_loss"] for update in honest])
+    assert run.history[-1]["train/local_loss"] == pytest.approx(np.average(losses, weights=weights))
+    assert run.history[-1]["compute/flops"] == sum(update.metrics["flops"] for _, update in engine.fits(2))
     assert run.results.keys() == set(range(5)) - run.attackers
     assert not same(run.server.state_dict(), fit(seed=2).run.server.state_dict())
     assert {turn.client.id for turn in engine.turns if turn.verb == "fit"} == set(range(5))
     assert run.history[-1]["before/test_accuracy/mean"] == pytest.approx(
-        np.mean([update.metrics["test/accuracy"] for turn, update in engine.fits(2) if turn.client.id not in run.attackers])
+        np.mean([update.metrics["test/accuracy"] for update in honest])
     )
 
 
