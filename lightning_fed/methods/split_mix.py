@@ -1,6 +1,6 @@
 """Split-Mix (Hong et al., ICLR 2022, https://openreview.net/forum?id=QNgE2ryU3Yu)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -9,11 +9,14 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, Phase, Server, State
+from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, Phase, Server, State, noted
 from lightning_fed.methods.families.classifiers import needs_classifier
 from lightning_fed.methods.families.model_sizes import Assignment, SizedModule, SizedServer
 from lightning_fed.models import BackboneFactory
 from lightning_fed.options import PositiveInt
+
+TAKEN = "queue/taken"
+"""Name of the place in the queue, in a checkpoint."""
 
 
 def slow_sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -27,8 +30,7 @@ class SplitMix(SizedModule):
     The server holds ``bases`` networks. In a round, a client with a budget of k gets k of them: one from a queue of all networks,
     which is reshuffled whenever it is empty, the rest drawn without replacement. On each batch every network has its own
     cross-entropy and gradients; then one step updates all. The server averages each network over the clients that trained it;
-    the others do not change. A prediction is the mean of the logits, for a client over the first k networks. (If cohorts vary in
-    size, a round's place in the queue is that of rounds of its own size: some networks come twice in a cycle, others not at all.)
+    the others do not change. A prediction is the mean of the logits, for a client over the first k networks.
 
     Monitored: accuracy of the full ensemble on the test data of all clients; every smaller one has ``mix_<k>/test_accuracy``. The
     full ensemble is about as large as one wide network and never equal to it. Batch norm is static and the loss masked: see
@@ -124,13 +126,14 @@ class SplitMixServer(SizedServer):
         super().__init__(method.shared_state(), clients, method, method.head_names())
         self.bases = method.num_bases
         self.key = int(torch.randint(2**31, ()))
+        self.taken = 0  # places of the queue, by earlier cohorts
         self.assigned: dict[int, list[int]] = {}
 
     def on_round_start(self, round: int, cohort: Sequence[ClientInfo]) -> None:
         """Give each participant the next network of the queue and others at random."""
         super().on_round_start(round, cohort)
         self.assigned = {}
-        for turn, client in enumerate(cohort, start=(round - 1) * len(cohort)):
+        for turn, client in enumerate(cohort, start=self.taken):
             cycle, place = divmod(turn, self.bases)
             first = self.queue(cycle)[place]
             others = [base for base in torch.randperm(self.bases).tolist() if base != first]
@@ -174,6 +177,22 @@ class SplitMixServer(SizedServer):
     def embed(self, update: ClientUpdate) -> State:
         """The networks under their indices on the server."""
         return renamed(update.state, dict(enumerate(self.assigned[update.client])))
+
+    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Average, and advance in the queue by the cohort. If no update arrives, the server stays as it is."""
+        arrived: list[int] = []
+        metrics = super().aggregate(noted(updates, lambda update: arrived.append(update.client)))
+        if arrived:
+            self.taken += len(self.assigned)
+        return metrics
+
+    def state_dict(self) -> State:
+        """The networks, and the place in the queue."""
+        return super().state_dict() | {TAKEN: torch.tensor(self.taken)}
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict({name: tensor for name, tensor in state.items() if name != TAKEN})
+        self.taken = int(state[TAKEN])
 
 
 def renamed(state: State, places: Mapping[int, int]) -> State:
