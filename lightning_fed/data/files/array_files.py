@@ -25,9 +25,9 @@ class ArrayFiles(TableData):
     """Arrays by name, as ``numpy.savez`` writes them (``.npz``), or tensors by name, as ``torch.save`` writes a dict of them
     (``.pt``).
 
-    Sets may be separate arrays: ``train_images`` and ``train_labels``, optionally ``val_…`` and ``test_…``, as in MedMNIST's files.
-    Every other array with a value per example is a column. So is ``file``, the name of an example's file, see
-    :data:`.columns.FILE`: with ``client: file`` each file is a client.
+    Sets may be separate arrays: ``train_images`` and ``train_labels``, or ``images`` and ``labels``, optionally ``val_…`` and
+    ``test_…``, as in MedMNIST's files. Every other array with a value per example is a column. So is ``file``, the name of an
+    example's file, see :data:`.columns.FILE`: with ``client: file`` each file is a client.
 
     Args:
         path: a file, or a folder with ``.npz``, ``.pt`` or ``.pth`` files.
@@ -63,10 +63,9 @@ class ArrayFiles(TableData):
     def read(self) -> Table:
         files, sets = sets_of(self.path, self.test_path, ENDINGS)
         tables = [
-            self._table_of(file, called, arrays, prefix, of_set)
+            self._table_of(file, called, of_prefix, prefix, of_set)
             for file, called, of_set in zip(files, names_of(files, sets), sets or ["train"] * len(files), strict=True)
-            for arrays in [load_arrays(file)]
-            for prefix in self._prefixes(file, arrays)
+            for prefix, of_prefix in self._by_prefix(file, load_arrays(file)).items()
         ]
         first = tables[0]
         same = set(first).intersection(*map(set, tables))
@@ -97,8 +96,8 @@ class ArrayFiles(TableData):
         found = joined.pop("set")
         return Table(inputs, joined.pop(self.target), joined, None if set(found.tolist()) == {"train"} else found)
 
-    def _prefixes(self, file: Path, arrays: Mapping[str, Any]) -> list[str]:
-        """The prefixes of the inputs' names, one per set; empty for a single set."""
+    def _by_prefix(self, file: Path, arrays: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, NDArray[Any]]]:
+        """The arrays of each set, by the prefix of their names, which is empty for a single set and for a training set."""
         prefixes = ["", *(f"{name}_" for name in SETS)]
         found = [prefix for prefix in prefixes if {f"{prefix}{self.input}", f"{prefix}{self.target}"} <= arrays.keys()]
         require(
@@ -106,7 +105,12 @@ class ArrayFiles(TableData):
             f"{file} has the arrays {', '.join(arrays)}, but no {self.input} and {self.target}, nor train_{self.input} and "
             f"train_{self.target}: set --data.init_args.input and target.",
         )
-        return found[:1] if found[0] == "" else found
+        require(
+            not {"", "train_"} <= {*found},
+            f"{file} has {self.input} and train_{self.input}, which are both for training: take one out, or rename it.",
+        )
+        longest = {name: next((prefix for prefix in reversed(found) if name.startswith(prefix)), None) for name in arrays}
+        return {prefix: {name: values for name, values in arrays.items() if longest[name] == prefix} for prefix in found}
 
     def _table_of(
         self, file: Path, called: str, arrays: Mapping[str, NDArray[Any]], prefix: str, of_file: str
@@ -115,11 +119,9 @@ class ArrayFiles(TableData):
         given = arrays[f"{prefix}{self.input}"]
         require(given.ndim > 0, f"{file} has a single number as {prefix}{self.input}: give a row per example.")
         size = len(given)
-        table = {
-            name.removeprefix(prefix): values
-            for name, values in arrays.items()
-            if name.startswith(prefix) and values.ndim > 0 and len(values) == size
-        }
+        table = {name.removeprefix(prefix): values for name, values in arrays.items() if values.ndim > 0 and len(values) == size}
+        taken = next((name for name in (FILE, "set") if name in table), None)
+        require(taken is None, f"{file} has an array {prefix}{taken}, whose name is reserved: rename it.")
         target = table.get(self.target)
         require(
             target is not None and target.size == size,

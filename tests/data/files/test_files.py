@@ -168,6 +168,17 @@ def test_sets_that_are_arrays_of_their_own() -> None:
     assert data.split == "official"
 
 
+@pytest.mark.parametrize("other", ["test", "val"])
+def test_a_set_beside_arrays_without_a_prefix_is_tested_on(other: str) -> None:
+    images, labels, site = np.zeros((20, 2)), np.arange(20) % 2, np.arange(20) % 2
+    of_other = {f"{other}_images": images[:6] + 1, f"{other}_labels": labels[:6], f"{other}_site": site[:6]}
+    np.savez("m.npz", images=images, labels=labels, site=site, **of_other)
+    data = ArrayFiles("m.npz", client="site", val_share=0)
+    assert [(client.num_train, client.num_val, client.num_test) for client in data.clients] == [(10, 0, 3)] * 2
+    assert data.client(0).data[data.client(0).splits[2]][0].tolist() == [[1.0, 1.0]] * 3
+    assert data.split == "official"
+
+
 def test_one_file_of_arrays_per_client() -> None:
     for user, size in USERS.items():
         np.savez(f"{user}.npz", x=np.full((size, 5), size / 2), y=np.array(["no", "yes"])[np.arange(size) % 2])
@@ -202,6 +213,16 @@ def test_files_of_one_name_in_two_folders_are_two_clients(kind: Callable[..., Ta
     ("arrays", "options", "message"),
     [
         ({"pictures": np.zeros((2, 2)), "labels": np.zeros(2)}, {}, "has the arrays pictures, labels, but no images and labels"),
+        (
+            {f"{prefix}{name}": np.zeros(2) for prefix in ("", "train_") for name in ("images", "labels")},
+            {},
+            "a.npz has images and train_images, which are both for training: take one out, or rename it",
+        ),
+        (
+            {f"train_{name}": np.zeros(2) for name in ("images", "labels", "set")},
+            {},
+            "a.npz has an array train_set, whose name is reserved: rename it",
+        ),
         ({"images": np.zeros((2, 2)), "labels": np.zeros(3)}, {}, r"2 images and labels of shape \(3,\): give one per example"),
         ({"images": np.zeros((2, 2)), "labels": np.zeros((2, 3))}, {}, r"labels of shape \(2, 3\)"),
         ({"images": np.zeros((2, 2)), "labels": np.zeros(2)}, {"image_size": 8}, "Got image_size=8, but images is torch.float32"),
@@ -275,9 +296,10 @@ def test_tensors_that_numpy_has_in_another_form(images: torch.Tensor, labels: to
         (lambda: {"images": X.to("meta"), "labels": Y}, r"a.pt has images, .*no data"),
         (lambda: {"images": torch.complex(X, X).conj(), "labels": Y}, "images of a.pt: complex64"),
         (lambda: {"images": X, "labels": Y.to(torch.complex64)}, "a.pt has labels of complex64: give classes"),
+        (lambda: {"images": X, "labels": Y, "file": Y}, "a.pt has an array file, whose name is reserved: rename it"),
         (lambda: {0: X, "labels": Y}, "a.pt has a tensor by the name 0, a int: name tensors by strings"),
     ],
-    ids=["sparse", "quantised", "unused", "meta", "conjugate", "complex labels", "number"],
+    ids=["sparse", "quantised", "unused", "meta", "conjugate", "complex labels", "file", "number"],
 )
 @pytest.mark.filterwarnings("ignore:.*beta state", "ignore:.*deprecated", "ignore:.*invariants")
 def test_tensors_that_are_no_arrays_are_refused(tensors: Callable[[], dict[Any, torch.Tensor]], message: str) -> None:
