@@ -124,7 +124,9 @@ def class_targets(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def categories_of(values: NDArray[Any]) -> NDArray[Any]:
-    """Categories, shape (N,), as text: whole numbers without a fraction. Programs write 1 as 1.0 where a column has gaps."""
+    """Categories, or names of clients or groups, shape (N,), as text: whole numbers without a fraction. Programs write 1 as 1.0
+    where a column has gaps.
+    """
     numbers = class_targets(values)
     is_whole = numbers.dtype.kind == "f" and bool((numbers == np.rint(numbers)).all() and np.isfinite(numbers).all())
     return numbers.astype(np.int64).astype(str) if is_whole else values

@@ -165,6 +165,9 @@ class CSVFiles(ScaledColumns, TableData):
         for name in header:
             if name in other_use or name not in names:  # blanks around a number do not matter, around a name they would
                 columns[name] = np.char.strip(columns[name])
+        for column in filter(None, (owner, self.group)):
+            if column != FILE:
+                columns[column] = categories_of(columns[column])
         self._owners = None
         if owner in header:
             refuse_missing(columns[owner], owner, "the client", partial(self._place, files=files))

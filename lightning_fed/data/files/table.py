@@ -64,7 +64,8 @@ class TableData(FederatedDataModule):
     A validation set without a test set is used as the test set, as is usual if test labels are not published.
 
     Args:
-        client: column that names an example's client: short for a partition :class:`ByColumn`.
+        client: column that names an example's client: short for a partition :class:`ByColumn`. In CSV, TSV and Parquet files,
+            1.0 is the client 1 if all are numbers, and so are groups: programs write 1 as 1.0 where a column has gaps.
         group: column that names whose row it is, such as the patient of a scan. Rows of a group stay together: with one client, and
             in one of its parts, so that nobody is trained on and tested. Shares and limits count groups; partitions by label take
             the label of a group's first row.

@@ -11,6 +11,7 @@ from lightning_fed.data.files.columns import (
     FILE,
     PARQUET,
     Lines,
+    categories_of,
     class_targets,
     parquet_table,
     place_of,
@@ -75,6 +76,9 @@ class TextFiles(TableData):
         of_rows = {name: values if name == FILE else np.char.strip(values) for name, values in of_rows.items()}
         place = partial(place_of, files=files, lines=lines_of)
         owner = self.partition.column if isinstance(self.partition, ByColumn) else None
+        for column in filter(None, (owner, self.group)):
+            if column in of_rows and column != FILE:
+                of_rows[column] = categories_of(of_rows[column])
         if owner in of_rows:
             refuse_missing(of_rows[owner], owner, "the client", place)
         refuse_missing(of_rows[self.target], self.target, "a target", place, self.classes or ())

@@ -122,6 +122,24 @@ def test_blanks_around_a_name_do_not_count(kind: str, tokenizer: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["CSVFiles", "TextFiles"])
+def test_clients_and_groups_that_are_numbers_may_be_written_with_a_point(kind: str, tokenizer: str) -> None:
+    """As pandas writes whole numbers of a column with gaps."""
+
+    def data(**options: Any) -> CSVFiles | TextFiles:
+        given: dict[str, Any] = {"path": "d", "target": "label", "input": "text"} | options
+        return CSVFiles(**given) if kind == "CSVFiles" else TextFiles(**given, tokenizer=tokenizer)
+
+    Path("d").mkdir()
+    for name, point in (("a", ""), ("b", ".0")):
+        Path(f"d/{name}.csv").write_text("text,label,who\n" + f"1,0,1{point}\n2,1,2{point}\n3,1,10{point}\n" * 4)
+    clients = data(client="who")
+    assert (clients.num_clients, clients.client_names) == (3, ["1", "2", "10"])
+    Path("test.csv").write_text("text,label,who\n2,0,2.0\n")
+    with pytest.raises(FederationError, match="Rows whose who is '2' differ in 'set'"):
+        data(path="d/a.csv", group="who", test_path="test.csv", num_clients=2).setup()
+
+
+@pytest.mark.parametrize("kind", ["CSVFiles", "TextFiles"])
 @pytest.mark.parametrize(
     ("labels", "names"),
     [
