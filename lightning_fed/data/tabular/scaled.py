@@ -138,7 +138,8 @@ class ScaledColumns(FederatedDataModule):
         if self.standardize == "none":
             return Scale(usual)
         mean, deviation = train.mean(dim=0), train.std(dim=0) if len(train) > 1 else torch.zeros(train.shape[1])
-        std = torch.where(deviation > 0, deviation + EPSILON, 1.0)
+        varies = (deviation > 0) & (train != train[:1]).any(dim=0)  # the mean of equal numbers may be off by a digit
+        std = torch.where(varies, deviation + EPSILON, 1.0)
         if self.standardized is not None:
             chosen = self._chosen(self.standardized, train.shape[1])
             mean, std = torch.where(chosen, mean, 0.0), torch.where(chosen, std, 1.0)

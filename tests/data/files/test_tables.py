@@ -11,7 +11,7 @@ import torch
 from tiny import new_federation
 from torch import Tensor
 
-from lightning_fed.data import CSVFiles, TableData
+from lightning_fed.data import IID, CSVFiles, TableData
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg
 from lightning_fed.models import MLP
@@ -156,6 +156,14 @@ def test_a_column_that_is_constant_but_for_its_gaps_is_only_centred(impute: str)
     data = table(standardize="client", impute=impute)
     assert rows(data, 0, 0)[:, -1].abs().max() < 1e-5
     assert rows(data, 0, 2)[:, -1].tolist() == pytest.approx([1], abs=1e-5)
+
+
+def test_a_column_that_is_constant_and_the_only_one_is_only_centred() -> None:
+    """The deviation of 36.6, 36.6, … in single precision is not always 0."""
+    Path("t.csv").write_text("\n".join(["x,y,set", *(f"36.6,{k % 2},train" for k in range(9)), "36.7,1,test"]))
+    data = CSVFiles("t.csv", "y", split_column="set", standardize="all", partition=IID(), num_clients=1, val_share=0)
+    assert rows(data, 0, 0).abs().max() < 1e-5
+    assert rows(data, 0, 2).tolist() == [[pytest.approx(0.1, abs=1e-5)]]
 
 
 @pytest.mark.parametrize(
