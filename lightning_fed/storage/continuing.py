@@ -2,7 +2,9 @@
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import zip_longest
 from typing import Any
 from zlib import crc32
 
@@ -26,6 +28,12 @@ OF_BATCHES = ("batch_size", "continue_epochs", "single_example", "augment")
 
 SAMPLED = 1024
 """Number of values of each frozen tensor in a checksum: all values would take seconds at each start."""
+
+NAMED = 5
+"""Number of entries of a nested setting whose differences are named."""
+
+ABSENT = "absent"
+"""What stands for an entry that only the other run has."""
 
 
 def check_goes_on(
@@ -98,13 +106,37 @@ def optimizer_of(phase: str) -> str:
 
 
 def differences(theirs: Mapping[str, Setting], ours: Mapping[str, Setting]) -> list[str]:
-    """Differences between two runs in the settings that both have, in words."""
-    common = [name for name in ours if name in theirs and theirs[name] != ours[name]]
-    return [f"{name} {_said(theirs[name])}, now {_said(ours[name])}" for name in common]
+    """Differences between two runs in the settings that both have, in words. Of a nested setting, only the entries that differ are
+    named, at most :data:`NAMED`.
+    """
+    found: list[str] = []
+    for name in ours:
+        if name in theirs and theirs[name] != ours[name]:
+            apart = list(_apart(name, theirs[name], ours[name]))
+            found += apart[:NAMED] + ([f"{len(apart) - NAMED} more of {name}"] if len(apart) > NAMED else [])
+    return found
 
 
-def _said(setting: Setting) -> str:
-    return shown(setting) if isinstance(setting, str) and len(setting) > 60 else str(setting)
+def _apart(name: str, before: Any, after: Any) -> Iterator[str]:
+    """What differs between two values of a setting, or in an entry of it."""
+    before, after = _nested(before), _nested(after)
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in before | after:
+            yield from _apart(f"{name}.{key}", before.get(key, ABSENT), after.get(key, ABSENT))
+    elif isinstance(before, list) and isinstance(after, list):
+        for place, pair in enumerate(zip_longest(before, after, fillvalue=ABSENT)):
+            yield from _apart(f"{name}.{place}", *pair)
+    elif before != after:
+        was, now = (shown(value) if len(str(value)) > 60 else str(value) for value in (before, after))
+        yield f"{name} {before}, now {after}" if was == now else f"{name} {was}, now {now}"
+
+
+def _nested(setting: Any) -> Any:
+    """A setting; one that :func:`_plain` has written as JSON is read."""
+    if isinstance(setting, str) and setting.startswith(("{", "[")):
+        with suppress(ValueError):
+            return json.loads(setting)
+    return setting
 
 
 def _checksum(parameters: Iterable[Tensor]) -> str | None:

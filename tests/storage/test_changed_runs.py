@@ -19,8 +19,9 @@ from lightning_fed.methods import FedAvg
 from lightning_fed.models import Adapters
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.storage.client_store import ClientStore
+from lightning_fed.storage.continuing import differences
 from lightning_fed.storage.initial import initial_network
-from lightning_fed.storage.manifest import FORMAT, Best, Manifest
+from lightning_fed.storage.manifest import FORMAT, Best, Manifest, Setting
 from lightning_fed.storage.run_folder import load_checkpoint, newest_run, versions
 
 IDENTITY = {"method": "FedAvg", "seed": 0, "clients": 4, "data": "0123abcd"}
@@ -310,6 +311,25 @@ def test_a_continued_run_says_if_other_clients_take_part(capsys: pytest.CaptureF
     new_federation(2, "runs", eligible_clients=[2, 0]).fit(new_method("FedAvg"), new_data(3), "last")
     [line] = [line for line in capsys.readouterr().out.splitlines() if "was made with" in line]
     assert "eligible_clients None, now [0, 2]" in line
+
+
+ADAPTERS = '{"class_path": "lightning_fed.models.Adapters", "init_args": {"lora_alpha": %s, "r": 4, "target_modules": "all"}}'
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (ADAPTERS % 4, ADAPTERS % 400, ["of.init_args.lora_alpha 4, now 400"]),
+        ('{"a": {"b": 1}}', '{"a": {"c": 1}}', ["of.a.b 1, now absent", "of.a.c absent, now 1"]),
+        (str([*range(40)]), str([*range(39), 7, 8]), ["of.39 39, now 7", "of.40 absent, now 8"]),
+        (str([0] * 9), str([1] * 9), [*(f"of.{place} 0, now 1" for place in range(5)), "4 more of of"]),
+        (None, "[0, 2]", ["of None, now [0, 2]"]),
+        ("{% x %}" * 20, "{% x %}" * 10 + "y" + "{% x %}" * 10, [f"of {'{% x %}' * 20}, now {'{% x %}' * 10}y{'{% x %}' * 10}"]),
+        ('{"lr": 1}', '{"lr": 1.0}', []),
+    ],
+)
+def test_of_a_nested_setting_the_entries_that_differ_are_said(before: Setting, after: Setting, said: list[str]) -> None:
+    assert differences({"of": before, "lost": 1}, {"of": after, "new": 1}) == said
 
 
 def test_a_continued_run_says_if_another_network_is_frozen(capsys: pytest.CaptureFixture[str]) -> None:
