@@ -290,7 +290,7 @@ class FederatedDataModule(L.LightningDataModule):
         self._unseen = frozenset(unseen)
 
     def flip_labels(self, clients: Collection[int]) -> None:
-        """Give some clients wrong labels, :math:`C - 1 - y`, as an attack; called by each run.
+        """Give some clients wrong labels, :math:`C - 1 - y`, and the counts of these, as an attack; called by each run.
 
         Args:
             clients: their ids; empty: none.
@@ -302,6 +302,11 @@ class FederatedDataModule(L.LightningDataModule):
             not clients or (self.predicts_labels and self.problem == "multiclass"),
             f"LabelFlip needs data whose labels are classes, which {type(self).__name__}'s are not: choose another attack.",
         )
+        if changed := self._flipped ^ frozenset(clients):
+            self._loaded()
+            for client in changed:
+                info = self._clients[client]
+                self._clients[client] = replace(info, label_counts=info.label_counts[::-1])
         self._flipped, self._wrong = frozenset(clients), None
 
     def public_set(self, batch_size: int | None = None, examples: Tensor | None = None) -> ClientDataModule:
@@ -343,17 +348,21 @@ class FederatedDataModule(L.LightningDataModule):
         raise NotImplementedError(f"{type(self).__name__} cannot score generated texts: it must override score().")
 
     def label_counts(self) -> Tensor:
-        """Number of training examples of each client and label, shape (num_clients, num_labels)."""
+        """Number of training examples of each client and label, shape (num_clients, num_labels); of wrong labels, if the client has
+        them.
+        """
         return torch.tensor([client.label_counts for client in self.clients])
 
     def majority_accuracy(self) -> Tensor | None:
         """Test accuracy of each client if it always predicts its most frequent training label (ties, and no examples: the
-        smallest). None if labels are not the targets.
+        smallest), without wrong labels. None if labels are not the targets.
         """
         if not self.predicts_labels:
             return None
         labels = self._loaded().labels
-        guesses = self.label_counts().argmax(dim=1)
+        counts, wrong = self.label_counts(), list(self._flipped)
+        counts[wrong] = counts[wrong].flip(1)
+        guesses = counts.argmax(dim=1)
         tests = [labels[torch.from_numpy(split.test)] for split in self._splits]
         return torch.stack([(test == guess).float().mean() for test, guess in zip(tests, guesses, strict=True)])
 

@@ -61,7 +61,7 @@ class Attack(ABC):
 
 @dataclass(frozen=True)
 class LabelFlip(Attack):
-    """Trains on wrong labels, :math:`C - 1 - y`."""
+    """Trains on wrong labels, :math:`C - 1 - y`, and has the label counts of these."""
 
     def poison(self, data: FederatedDataModule, attackers: Collection[int]) -> None:
         data.flip_labels(attackers)

@@ -36,12 +36,13 @@ class Participants:
         data.set_aside(self.unseen)
         pooling = type(model).__name__ if model.centralized else ""
         among = eligible(settings.eligible_clients, self.unseen, len(clients), pooling)
+        self.attackers = frozenset[int]()
+        if settings.attack is not None:
+            self.attackers = settings.attack.attackers([client for client in clients if client.id in among], settings.seed)
+            settings.attack.poison(data, self.attackers)
+            clients = data.clients  # with the counts of the attackers' labels
         self.clients = [replace(self._known(client), takes_part=client.id in among) for client in clients]
         self.eligible = [client for client in self.clients if client.takes_part]
-        self.attackers = settings.attack.attackers(self.eligible, settings.seed) if settings.attack else frozenset[int]()
-        data.flip_labels(())
-        if settings.attack is not None:
-            settings.attack.poison(data, self.attackers)
         self.trained_on = [self._known(data.pooled().info)] if model.centralized else self.clients
         chosen = self._chosen(1)
         require(

@@ -93,6 +93,7 @@ class Run:
                 f"continue_epochs is set, but {type(model).__name__}'s turns differ in length, from which the next one's start is "
                 "counted: leave continue_epochs out."
             )
+        data.flip_labels(())  # an earlier run may have had attackers
         self._participants = who = Participants(model, data, list(engine.clients(data)), settings)
         self.clients, self.eligible_clients, self.unseen, self.attackers = who.clients, who.eligible, who.unseen, who.attackers
         self.cohort_size = who.cohort_size

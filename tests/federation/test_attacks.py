@@ -136,7 +136,27 @@ def test_a_run_without_attackers_has_the_labels_back() -> None:
     fresh = new_federation(1)
     fresh.fit(FedAvg(Net, CLASSES, momentum), new_data(5, 150))
     assert_same(after, fresh)
+    assert after.run.clients == fresh.run.clients != attacked.run.clients
     assert not same(attacked.run.server.state_dict(), fresh.run.server.state_dict())
+
+
+@pytest.mark.parametrize("name", ["FedRoD", "HeteroFL", "FD"])
+def test_flipped_labels_are_those_of_data_that_have_them(name: str) -> None:
+    """Whatever a method knows of its clients' labels."""
+    flipped, engine = new_data(5, 150), Recording()
+    federation = new_federation(2, attack=LabelFlip(0.4), engine=engine)
+    federation.fit(new_method(name), flipped)
+    attackers, true = federation.run.attackers, new_data(5, 150)
+    known = {turn.client.id: turn.client.label_counts for turn in engine.turns if turn.verb == "fit"}
+    for client in true.clients:
+        labels = torch.cat([batch[1] for batch in flipped.client(client.id).predict_dataloader()])
+        assert known[client.id] == tuple(torch.bincount(labels, minlength=CLASSES).tolist())
+        assert (known[client.id] == client.label_counts) == (client.id not in attackers)
+    assert torch.equal(flipped.label_counts(), torch.tensor([known[k] for k in range(5)]))
+    baseline, right = flipped.majority_accuracy(), true.majority_accuracy()
+    assert baseline is not None
+    assert right is not None
+    assert torch.equal(baseline, right)
 
 
 @pytest.mark.often(3)
