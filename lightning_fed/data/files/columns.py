@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,9 @@ files of a set have the same name.
 
 MISSING = ("", "?", "na", "n/a", "nan", "null", "none")
 """Fields, in lower case, that stand for a missing value."""
+
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+"""A missing value in the name of a folder."""
 
 Lines = tuple[Sequence[str], Iterator[tuple[str, list[str]]]]
 """The header of a file, and for each line its location and its fields; see :func:`.csv_table`."""
@@ -154,13 +158,25 @@ def read_parquet(file: Path) -> Any:
         raise FederationError(f"{file} cannot be read as Parquet ({one_line(error)[:200]}).") from error
 
 
-def parquet_table(file: Path) -> Lines:
-    """The header of a Parquet file, and for each row its location and its fields as text; see :func:`.csv_table`."""
+def parquet_table(file: Path, folders: Sequence[str | None] = ()) -> Lines:
+    """The header of a Parquet file, and for each row its location and its fields as text; see :func:`.csv_table`. In a partitioned
+    table, folders such as ``site=a`` below one of ``folders`` are columns, unless the file has a column of that name.
+    """
     table = read_parquet(file)
     refuse_doubles(table.column_names, f"The header of {file}")
+    of_path = {name: value for name, value in _partition_of(file, folders).items() if name not in table.column_names}
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
     placed = ((f"{file}, row {n},", fields) for n, fields in enumerate(rows, start=1))
-    return table.column_names, ((place, [_as_text(value, place) for value in fields]) for place, fields in placed)
+    texts = ((place, [*(_as_text(value, place) for value in fields), *of_path.values()]) for place, fields in placed)
+    return [*table.column_names, *of_path], texts
+
+
+def _partition_of(file: Path, folders: Sequence[str | None]) -> dict[str, str]:
+    """The columns that the names of a file's folders hold, as Hive and Spark write them."""
+    roots = [Path(folder).expanduser() for folder in folders if folder is not None]
+    below = next((file.relative_to(root).parent.parts for root in roots if root in file.parents), ())
+    pairs = [part.split("=", 1) for part in below if "=" in part]
+    return {unquote(name): "" if value == NO_VALUE else unquote(value) for name, value in pairs}
 
 
 def _as_text(value: Any, place: str) -> str:

@@ -218,7 +218,7 @@ class CSVFiles(ScaledColumns, TableData):
     def _lines(self, file: Path) -> Lines:
         if file.suffix.lower() == PARQUET:
             require(self.columns is None, f"Got columns={self.columns}, but {file} has the names of its own: leave columns out.")
-            return parquet_table(file)
+            return parquet_table(file, (self.path, self.test_path))
         usual = "\t" if unpacked(file).suffix.lower() == ".tsv" else ","
         names, lines = csv_table(file, header=self.columns, delimiter=self.delimiter or usual)
         require(

@@ -82,6 +82,30 @@ def test_files_that_do_not_fit_are_refused(content: str, message: str, tokenizer
         TextFiles("train.csv", tokenizer).setup()
 
 
+@pytest.mark.parametrize("kind", ["CSVFiles", "TextFiles"])
+def test_folders_of_a_partitioned_table_are_columns(kind: str, tokenizer: str) -> None:
+    """Below the path alone, and unless the files have the column, too."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = arrow.table({"text": ["1", "2", "3"] * 8, "label": [0, 1] * 12, "year": [1999] * 24})
+    for site in ("St%20Mary", "a=b"):
+        folder = Path(f"run=7/d/site={site}/year=2000")
+        folder.mkdir(parents=True)
+        parquet.write_table(table, folder / "part.parquet")
+
+    def data(path: str = "run=7/d", client: str = "site") -> CSVFiles | TextFiles:
+        given: dict[str, Any] = {"path": path, "target": "label", "input": "text", "client": client}
+        return CSVFiles(**given) if kind == "CSVFiles" else TextFiles(**given, tokenizer=tokenizer)
+
+    found = data()
+    assert (found.num_clients, found.client_names) == (2, ["St Mary", "a=b"])
+    assert {*found.read().columns} - {"text", "label"} == {"site", "year", "file"}
+    assert {*found.read().columns["year"]} == {"1999"}
+    assert "site" not in data("run=7/d/site=a=b", "year").read().columns
+    Path("run=7/d/site=a=b").rename("run=7/d/site=__HIVE_DEFAULT_PARTITION__")
+    with pytest.raises(FederationError, match=r"part.parquet, row 1, has nothing in the column 'site', which is the client"):
+        data().setup()
+
+
 def test_missing_files_and_columns_are_named(tokenizer: str) -> None:
     with pytest.raises(FederationError, match=r"neither a file nor a folder .*nowhere\.csv"):
         TextFiles("nowhere.csv", tokenizer).setup()
