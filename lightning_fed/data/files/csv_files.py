@@ -312,14 +312,16 @@ class CSVFiles(ScaledColumns, TableData):
         )
 
     def _warn_of_lost_digits(self, name: str, values: NDArray[Any], numbers: NDArray[np.float32]) -> None:
-        """Warn about a column whose whole numbers are so large that different ones become equal."""
+        """Warn about a column whose numbers are so large that different ones become equal: whole ones, or most of those with a
+        fraction, whose last digits may not matter.
+        """
         if np.abs(numbers).max() < WHOLE:
             return
         exact = values.astype(np.float64)
         distinct, left = len(np.unique(exact)), len(np.unique(numbers))
-        if left < distinct and (exact == np.floor(exact)).all():
+        if left < distinct and ((exact == np.floor(exact)).all() or left < distinct / 2):
             log.warning(
-                f"{self.path}: the column {name!r} has whole numbers above {WHOLE}, which float32 rounds: of {distinct} different "
+                f"{self.path}: the column {name!r} has numbers above {WHOLE}, which float32 rounds: of {distinct} different "
                 f"ones {left} are left. Subtract a constant from the column, or divide it into parts, in the file."
             )
 

@@ -342,10 +342,12 @@ def test_an_input_that_looks_like_an_identifier(options: Any, columns: list[str]
 
 
 def test_digits_that_float32_does_not_keep(caplog: pytest.LogCaptureFixture) -> None:
-    Path("t.csv").write_text("\n".join(["time,large,y", *(f"{1700000000 + k},{2**25 * (k % 3)},{k % 2}" for k in range(30))]))
-    CSVFiles("t.csv", target="y", num_clients=2, input=["time", "large"]).setup()
+    lines = [f"{1700000000 + k},{1700000000.3 + k},{2**25 * (k % 3)},{2**25 + 3.9 * k},{k % 2}" for k in range(30)]
+    Path("t.csv").write_text("\n".join(["time,exact,large,mass,y", *lines]))
+    CSVFiles("t.csv", target="y", num_clients=2, input=["time", "exact", "large", "mass"]).setup()
     assert [line.partition(" Subtract")[0] for line in caplog.messages] == [
-        "t.csv: the column 'time' has whole numbers above 16777216, which float32 rounds: of 30 different ones 1 are left."
+        f"t.csv: the column '{name}' has numbers above 16777216, which float32 rounds: of 30 different ones 1 are left."
+        for name in ("time", "exact")
     ]
 
 
