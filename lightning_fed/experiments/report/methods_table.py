@@ -196,7 +196,7 @@ def _costs(runs: pd.DataFrame) -> dict[str, Callable[[pd.DataFrame], str]]:
     written["seconds"] = lambda group: f"{group['seconds'].mean():.0f}"
     if "target_round" in runs:
         written |= {
-            "rounds to target": lambda group: reached(group["target_round"], "{:.0f}".format),
+            "rounds to target": lambda group: reached(group["target_round"], "{:g}".format),
             "bytes to target": lambda group: reached(group["target_bytes"], sized),
             "FLOPs to target": lambda group: reached(group["target_flops"], rough),
         }

@@ -125,7 +125,10 @@ def curves(rounds: pd.DataFrame, metric: str, over: str, styles: dict[str, Style
                 EngFormatter(unit) if unit else lambda x, _: f"{x:.3g}".replace("e+0", "e").replace("e+", "e")
             )
         axes.set(xlabel=label, ylabel=_called(metric, percent))
-        _legend(figure, axes)
+        if len(reach) < measured["method"].nunique():  # a line across would strike through a legend inside
+            _legend_above(figure, axes)
+        else:
+            _legend(figure, axes)
         return figure
 
 
@@ -183,11 +186,14 @@ def sites(clients: pd.DataFrame, column: str, styles: dict[str, Style]) -> Figur
 
 
 def dots(comparison: Comparison) -> Figure:
-    """Differences to the baseline, methods as rows: a dot for each partition, the mean over them and its 95 % interval."""
+    """Differences to the baseline, methods as rows: a dot for each partition, the mean over them and its 95 % interval. The axis
+    says which measure is compared, unless it is that of the last round.
+    """
     measure, scale, styles = comparison.compared, comparison.scale, dict(zip(comparison.methods, _styles(), strict=False))
     apart = comparison.differences(measure)
     with rc_context(STYLE):
-        figure, axes = _new(0.55 + 0.3 * len(apart))
+        named = "" if measure == "last" else f",\n{comparison.measures[measure]}"
+        figure, axes = _new(0.55 + 0.3 * len(apart) + (0.12 if named else 0))
         axes.axvline(0, color="black", linewidth=0.8)
         for place, (method, one) in enumerate(apart.items()):
             of_partitions = comparison.cells(measure, method, comparison.baseline).mean(1) * scale
@@ -201,7 +207,7 @@ def dots(comparison: Comparison) -> Figure:
         points = f"{measure_of(usual).replace('_', ' ')} minus that of {comparison.baseline}" + (
             " (points)" if scale == 100 else ""
         )
-        _label(axes, f"test {points}")
+        _label(axes, f"test {points}{named}")
         return figure
 
 

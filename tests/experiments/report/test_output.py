@@ -224,14 +224,25 @@ def test_differences_have_a_dot_per_partition_and_an_interval() -> None:
     apart = report.compared[0].differences("last")["FedAvg"]
     assert ((high + low) / 2, (high - low) / 2) == pytest.approx((100 * 23 / 300, 100 * apart.half_width))
     assert [label.get_text() for label in axes.get_yticklabels()] == ["FedAvg"]
+    assert axes.get_xlabel() == "test accuracy minus that of Standalone (points)"
+
+
+def test_the_axis_of_differences_names_the_measure_that_is_compared(sweep: Path) -> None:
+    figure = dots(report_on([sweep], equal="rounds").compared[0])
+    [axes] = figure.axes
+    assert axes.get_xlabel() == "test accuracy minus that of Standalone (points),\nat equal rounds (2)"
+    figure.draw_without_rendering()
+    assert axes.xaxis.label.get_window_extent().y0 >= 0
 
 
 def test_who_sends_nothing_is_a_line_across(sweep: Path) -> None:
     rounds = load_rounds(sweep)
     rounds.loc[rounds["method"] == "Standalone", "traffic/total_bytes"] = 0
-    [axes] = dict(pictures(rounds, load_clients(sweep), METRIC))["over_bytes"].axes
+    figure = dict(pictures(rounds, load_clients(sweep), METRIC))["over_bytes"]
+    [axes] = figure.axes
     line = next(line for line in axes.lines if line.get_label() == "Standalone (51.3, sends nothing)")
     assert line.get_ydata() == pytest.approx([100 * sum(VALUES["Standalone"]) / 3] * 2)
+    assert (axes.get_legend(), len(figure.legends)) == (None, 1)  # above, where the line does not cross it
 
 
 def test_each_method_is_drawn_by_its_own_headline() -> None:

@@ -122,6 +122,10 @@ def test_cost_to_a_target_is_a_median_over_those_who_reached_it(sweep: Path) -> 
     rows = rows_of(tables(load_runs(sweep, target=0.82))[0])
     assert rows["FedAvg"]["rounds to target"].text == "2 (in 2 of 3)"
     assert rows["Standalone"]["bytes to target"].text == "not reached"
+    for seed, first in enumerate((2, 3)):
+        write_run(Path(f"even/{seed}"), [0.1] * (first - 1) + [0.9] * (4 - first), "FedAvg", seed)
+    even = rows_of(tables(load_runs("even", target=0.82))[0])
+    assert even["FedAvg"]["rounds to target"].text == "2.5"
     with pytest.raises(FederationError, match=r"target is 80, but accuracies are shares of 1: give 0.8 for 80 %"):
         load_runs(sweep, target=80)
 
