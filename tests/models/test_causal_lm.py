@@ -24,6 +24,7 @@ from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import Ditto, FedAvg, HOMLoRA, PF2LoRA
 from lightning_fed.models import Adapters, CausalLM
+from lightning_fed.models.adapters import COMMON
 
 tiny = partial(CausalLM, config=TINY_MODELS["llama"])
 
@@ -255,6 +256,31 @@ def test_exports_are_what_peft_and_transformers_load(method: Any, tmp_path: Path
     of_server = logits(AutoPeftModelForCausalLM.from_pretrained(tmp_path / "server"))
     assert torch.allclose(of_server, expected, atol=1e-4) == (method is HOMLoRA)  # nothing stays with its clients
     assert AutoTokenizer.from_pretrained(tmp_path / "one").chat_template == data.template
+
+
+def test_exports_of_half_precision_load_in_it(tmp_path: Path) -> None:
+    """With float32 files and another ``dtype``; merged, the adapted weights are in the file in float32."""
+    from peft import AutoPeftModelForCausalLM
+
+    tiny().network.save_pretrained(tmp_path / "model")
+    module = HOMLoRA(partial(CausalLM, name=str(tmp_path / "model"), dtype="bfloat16"), 1, r=2, target_modules="all-linear")
+    module.configure_model()
+    for name, parameter in module.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    module.export_adapter(tmp_path / "adapter")
+    module.export_merged(tmp_path / "merged")
+    inputs = {name: tensor for name, tensor in batch_of(new_data(tmp_path))[0].items() if name != "example"}
+    with torch.no_grad():
+        expected = module.backbone.network.eval()(**inputs).logits
+        of_peft = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter", dtype="bfloat16").eval()
+        assert torch.equal(of_peft(**inputs).logits, expected)
+    layer = "model.layers.0.mlp.up_proj"
+    adapted = module.backbone.network.get_submodule(layer)
+    exact = adapted.get_base_layer().weight + adapted.get_delta_weight(COMMON)
+    for dtype in (torch.float32, torch.bfloat16):
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=dtype)
+        assert torch.equal(merged.get_submodule(layer).weight, exact.to(dtype))
 
 
 @pytest.mark.often(1)
