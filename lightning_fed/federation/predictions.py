@@ -41,7 +41,7 @@ def predictions(run: Run, new_trainer: TrainerFactory) -> list[Row]:
     :meth:`.FederatedDataModule.given_places`), the target, the prediction and its scores; see :func:`columns`.
 
     Raises:
-        FederationError: if a network generates texts.
+        FederationError: if a network answers with texts or with spans of them.
     """
     trainer, names = turn_trainer(new_trainer), run.data.class_names if run.data.predicts_labels else None
     rows: list[Row] = []
@@ -50,8 +50,8 @@ def predictions(run: Run, new_trainer: TrainerFactory) -> list[Row]:
         test = data.splits[2]
         if isinstance(module.predictor, Transformer) and not run.data.predicts_labels:
             raise FederationError(
-                f"{type(module.predictor).__name__} generates texts, which do not fit into a table: export the model, and predict "
-                "with the library that it belongs to."
+                f"{type(module.predictor).__name__} answers with texts or spans of them, which do not fit into a table: export the "
+                "model, and predict with the library that it belongs to."
             )
         batches: Any = trainer.predict(module, datamodule=_TestData(**{one.name: getattr(data, one.name) for one in fields(data)}))
         outputs = torch.cat(batches) if batches else torch.empty(0, module.num_classes)

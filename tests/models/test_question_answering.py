@@ -174,6 +174,13 @@ def test_a_method_that_trains_the_whole_network_is_measured_as_in_fine_tuning() 
         assert ours.run.results[client] == {name: value for name, value in result.items() if not name.startswith("rank/")}
 
 
+def test_spans_are_no_rows_of_a_table(tmp_path: Path) -> None:
+    federation, model, data = new_federation(1, run_dir=tmp_path), HOMLoRA(tiny_qa(), 2, steps=0), new_squad("1.1")
+    federation.fit(model, data)
+    with pytest.raises(FederationError, match="TransformerQA answers with texts or spans of them, which do not fit into a table"):
+        federation.predict(model, data, tmp_path / "p.csv")
+
+
 def test_it_learns_to_answer() -> None:
     """Alone, as any module of Lightning: what the dog does is not what the cat does."""
     network = partial(
