@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from lightning_fed.errors import FederationError, one_line
@@ -29,6 +30,26 @@ def quiet_datasets(extra: str = "hub") -> Iterator[Any]:
     finally:
         if shows_progress:
             datasets.enable_progress_bars()
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether a folder is one that ``save_to_disk`` of the package ``datasets`` wrote."""
+    of_one = all((folder / name).is_file() for name in ("dataset_info.json", "state.json"))
+    return of_one or (folder / "dataset_dict.json").is_file()
+
+
+def load_saved(folder: Path) -> Any:
+    """What such a folder has: one set, or several by name."""
+    with quiet_datasets() as datasets:
+        try:
+            return datasets.load_from_disk(str(folder))
+        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+            raise unloadable(folder, error) from error
+
+
+def unloadable(place: Path, error: Exception) -> FederationError:
+    """The error for files from which the package ``datasets`` makes no dataset."""
+    return FederationError(f"Could not load a dataset from {place.absolute()} ({one_line(error)}): check its files.")
 
 
 PATIENCE = 5.0

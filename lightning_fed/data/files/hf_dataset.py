@@ -12,7 +12,7 @@ import torch
 from lightning_fed.data.batches import Inputs
 from lightning_fed.data.checked import as_tensor
 from lightning_fed.data.files.table import ROLES, Table, TableData, check_columns
-from lightning_fed.data.hub import load_from_hub, optional, quiet_datasets
+from lightning_fed.data.hub import is_saved, load_from_hub, load_saved, optional, quiet_datasets, unloadable
 from lightning_fed.data.split import TRAIN
 from lightning_fed.data.text.classification import load_tokenizer, tokenised
 from lightning_fed.data.vision.decode import IMAGENET_MEAN, IMAGENET_STD, LazyImages, image_errors
@@ -173,6 +173,8 @@ class HFDataset(TableData):
         place = Path(self.path).expanduser()
         if not place.exists():
             return load_from_hub(self.path, self.config, option="path")
+        if is_saved(place):
+            return load_saved(place)
         kind = "folder" if place.is_dir() else FORMATS.get(place.suffix.lower())
         require(
             kind is not None,
@@ -181,16 +183,12 @@ class HFDataset(TableData):
         )
         with quiet_datasets() as datasets:
             try:
-                if any((place / name).is_file() for name in ("dataset_dict.json", "state.json")):
-                    return datasets.load_from_disk(str(place))
                 if kind == "folder":
                     return datasets.load_dataset(str(place))
                 options = {"sep": "\t"} if place.suffix.lower() == ".tsv" else {}
                 return datasets.load_dataset(kind, data_files=str(place), **options)
             except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-                raise FederationError(
-                    f"Could not load a dataset from {place.absolute()} ({one_line(error)}): check its files."
-                ) from error
+                raise unloadable(place, error) from error
 
     def _inputs(self, datasets: Any, rows: Any) -> Inputs:
         """The inputs of a network, depending on the type of the columns."""

@@ -40,7 +40,8 @@ FORMAT = 1
 
 
 class Instructions(TableData):
-    """Instructions with answers, for a causal language model: JSON Lines, JSON or Parquet files, or a dataset of the hub.
+    """Instructions with answers, for a causal language model: JSON Lines, JSON or Parquet files, or a dataset of the Hugging Face
+    library.
 
     A record has ``messages`` (or ShareGPT's ``conversations``), ``prompt`` and ``completion`` (texts, without a template, or
     messages), or ``instruction``, ``input`` and ``output``; or ``columns`` names the columns of messages. Beside messages or an
@@ -53,8 +54,8 @@ class Instructions(TableData):
     shifted: that of a token is the next one if it is trained.
 
     Args:
-        path: a file, a folder of files, a pattern of their names (``train_*.json``, ``*/train.json``), or a name on the
-            hub, ``owner/name``, whose sets are then used.
+        path: a file, a folder of files, a pattern of their names (``train_*.json``, ``*/train.json``), a folder that
+            ``save_to_disk`` wrote, or a name on the hub, ``owner/name``. A dataset's own sets are used.
         tokenizer: folder or name on the hub, of a tokenizer or the model that it belongs to.
         test_path: an official test set, in the same form; for a name on the hub, its test set.
         columns: column of each role's message, in order; several are joined by a blank line: ``{user: question, assistant:

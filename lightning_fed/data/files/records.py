@@ -1,4 +1,4 @@
-"""Records, which are dicts, of JSON Lines, JSON and Parquet files, compressed by gzip or not, or of a hub dataset."""
+"""Records, which are dicts, of JSON Lines, JSON and Parquet files, compressed by gzip or not, or of a Hugging Face dataset."""
 
 import gzip
 import json
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from lightning_fed.data.files.columns import FILE, PARQUET, names_of, read_parquet
 from lightning_fed.data.files.table import ROLES, find_files
-from lightning_fed.data.hub import load_from_hub
+from lightning_fed.data.hub import is_saved, load_from_hub, load_saved
 from lightning_fed.data.lines import COMPRESSED, GZIP
 from lightning_fed.data.paths import is_hidden
 from lightning_fed.data.split import TEST
@@ -34,19 +34,23 @@ class Record(NamedTuple):
 
 def read_records(path: str, role: str | None = None, config: str | None = None) -> Iterator[Record]:
     """The records of a file, of all files in a folder or with a pattern of names (``train_*.json``, ``*/train.json``) in order of
-    their paths, or of a hub dataset, ``owner/name``.
+    their paths, of a folder that ``save_to_disk`` wrote, or of a hub dataset, ``owner/name``.
 
     Args:
         path: path, pattern or name.
-        role: the set of the records. A hub dataset has its own sets; with ``test``, only its test set is read, and with ``train``
+        role: the set of the records. A dataset may have its own sets; with ``test``, only its test set is read, and with ``train``
             only the others.
         config: configuration of a hub dataset, if it has several.
     """
     found = files_of(path)
     if found is None:
-        yield from _of_hub(path, role, config)
+        yield from _of_sets(path, load_from_hub(path, config, option="path"), role)
         return
     require(config is None, f"Got config={config!r}, which only datasets of the hub have, and {path} is none: leave it out.")
+    if is_saved(folder := Path(path).expanduser()):
+        saved = load_saved(folder)
+        yield from _of_sets(path, saved, role) if isinstance(saved, Mapping) else _of_set(path, saved, role)
+        return
     for file, name in zip(found, names_of(found), strict=True):
         for number, fields in enumerate(_of_file(file), start=1):
             where = f"{file}, record {number},"
@@ -73,14 +77,17 @@ def _matching(place: Path) -> list[Path]:
     return sorted(file for file in found if file.is_file() and not is_hidden(file, root))
 
 
-def _of_hub(name: str, wanted: str | None, config: str | None) -> Iterator[Record]:
-    sets = load_from_hub(name, config, option="path")
+def _of_sets(name: str, sets: Mapping[str, Any], wanted: str | None) -> Iterator[Record]:
     allowed = [role for role, of_role in ROLES.items() if wanted is None or (of_role == TEST) == (wanted == "test")]
     used = {role: rows for role, rows in sets.items() if role.lower() in allowed}
     require(len(used) > 0, f"{name} has the sets {', '.join(sets)}: expected one that is called {wanted or 'train'}.")
     for role, rows in used.items():
-        for number, fields in enumerate(rows, start=1):
-            yield Record(f"{name}, {role}, record {number},", dict(fields), role)
+        yield from _of_set(f"{name}, {role}", rows, role)
+
+
+def _of_set(where: str, rows: Any, role: str | None) -> Iterator[Record]:
+    for number, fields in enumerate(rows, start=1):
+        yield Record(f"{where}, record {number},", dict(fields), role)
 
 
 def _of_file(file: Path) -> Iterator[Any]:
@@ -97,7 +104,23 @@ def _of_file(file: Path) -> Iterator[Any]:
         return
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            yield _parsed(line, f"{file}, line {number},")
+            try:
+                record = _parsed(line, f"{file}, line {number},")
+            except FederationError:
+                require(
+                    not _is_json(text),
+                    f"{file} is one object over several lines: write an object on each line, or a list of objects.",
+                )
+                raise
+            yield record
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except json.JSONDecodeError:
+        return False
+    return True
 
 
 def _parsed(text: str, where: str) -> Any:

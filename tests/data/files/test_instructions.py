@@ -9,6 +9,7 @@ import pickle
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from tiny_chats import FORGETFUL, MARKED, QUESTIONS, UNMARKED, chats, save_chat_tokenizer, write_lines
 
 from lightning_fed.data import Instructions
-from lightning_fed.data.files.records import files_of
+from lightning_fed.data.files.records import files_of, read_records
 from lightning_fed.data.text.conversations import conversation_of
 from lightning_fed.data.text.exact_match import ends_with_number, is_exact
 from lightning_fed.data.text.generation import IGNORED
@@ -183,6 +184,25 @@ def test_data_sets_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     sets.pop("test")
     with pytest.raises(FederationError, match="owner/name has the sets train, extra: expected one that is called test"):
         Instructions(file, tokenizer, "owner/name", num_clients=1).setup()
+
+
+def test_data_sets_that_were_saved(tmp_path: Path) -> None:
+    """One set, which is divided as files are, and several by name."""
+    datasets = pytest.importorskip("datasets")
+    tokenizer = save_chat_tokenizer(tmp_path / "tokenizer")
+    some, one = datasets.Dataset.from_list(chats(3)), datasets.Dataset.from_list(chats(1))
+    some.save_to_disk(tmp_path / "some")
+    one.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": some, "test": one}).save_to_disk(tmp_path / "both")
+    new = partial(Instructions, tokenizer=tokenizer, num_clients=1, val_share=0)
+    pooled = new(str(tmp_path / "some"), test_share=0.25)
+    tested, both = new(str(tmp_path / "some"), test_path=str(tmp_path / "one")), new(str(tmp_path / "both"))
+    for data, trained, of_test in ((pooled, 9, 3), (tested, 12, 4), (both, 12, 4)):
+        data.setup()
+        assert (data.clients[0].num_train, data.clients[0].num_test) == (trained, of_test)
+    (tmp_path / "one/state.json").write_text("{")
+    with pytest.raises(FederationError, match=r"Could not load a dataset from .*one .*: check its files"):
+        new(str(tmp_path / "one")).setup()
 
 
 def test_rows_are_tokenised_once_and_mapped_by_who_gets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,3 +470,14 @@ def test_broken_lines_are_named(tmp_path: Path) -> None:
     (tmp_path / "broken.jsonl").write_text(json.dumps(chats()[0]) + "\n{'a': 1}\n")
     with pytest.raises(FederationError, match=r"broken.jsonl, line 2, is not JSON .*, column 2.: write an object on each line"):
         Instructions(str(tmp_path / "broken.jsonl"), save_chat_tokenizer(tmp_path / "tokenizer"), num_clients=1).setup()
+
+
+def test_an_object_around_all_records_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "wrapped.json"
+    file.write_text(json.dumps({"data": chats()}, indent=1))
+    said = r"wrapped.json is one object over several lines: write an object on each line, or a list of objects\.$"
+    with pytest.raises(FederationError, match=said):
+        list(read_records(str(file)))
+    file.write_text(json.dumps({"data": chats()}, indent=1)[:-1])
+    with pytest.raises(FederationError, match=r"wrapped.json, line 1, is not JSON"):
+        list(read_records(str(file)))
