@@ -19,16 +19,21 @@ HALVES = re.compile("[\\ud800-\\udfff]")
 
 TEMPLATES = {
     "chatml": "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['role'] == 'assistant' %}"
-    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}{{ message['content'] + '<|im_end|>' }}"
-    "{% endif %}{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "{% generation %}{{ message['content'].removesuffix('<|im_end|>') + '<|im_end|>' }}{% endgeneration %}{% else %}"
+    "{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
     "alpaca": "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'assistant' %}{% generation %}"
-    "{{ message['content'] + eos_token }}{% endgeneration %}{% elif message['role'] == 'system' %}{{ message['content'] + '\n\n' }}"
+    "{{ message['content'].removesuffix(eos_token) + eos_token }}{% endgeneration %}{% elif message['role'] == 'system' %}"
+    "{{ message['content'] + '\n\n' }}"
     "{% else %}{% if loop.first %}{{ 'Below is an instruction that describes a task. Write a response that appropriately completes "
     "the request.\n\n' }}{% endif %}{{ '### Instruction:\n' + message['content'] + '\n\n### Response:\n' }}{% endif %}{% endfor %}",
     "plain": "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'assistant' %}{% generation %}"
-    "{{ message['content'] + eos_token }}{% endgeneration %}{% else %}{{ message['content'] + '\n' }}{% endif %}{% endfor %}",
+    "{{ message['content'].removesuffix(eos_token) + eos_token }}{% endgeneration %}{% else %}{{ message['content'] + '\n' }}"
+    "{% endif %}{% endfor %}",
 }
-"""Templates for networks whose tokenizers have none, by name. ``chatml`` is for tokenizers that have its two tokens."""
+"""Templates for networks whose tokenizers have none, by name. ``chatml`` is for tokenizers that have its two tokens. An answer that
+already ends with the end token gets no second one.
+"""
 
 
 class Span(NamedTuple):

@@ -19,6 +19,7 @@ from tiny_chats import FORGETFUL, MARKED, QUESTIONS, UNMARKED, chats, save_chat_
 
 from lightning_fed.data import Instructions
 from lightning_fed.data.files.records import files_of, read_records
+from lightning_fed.data.text.chat import TEMPLATES
 from lightning_fed.data.text.conversations import conversation_of
 from lightning_fed.data.text.exact_match import ends_with_number, is_exact
 from lightning_fed.data.text.generation import IGNORED
@@ -64,6 +65,13 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 def test_every_form_is_read_and_its_answer_learned(form: str, tmp_path: Path) -> None:
     record, options, expected = FORMS[form]
     assert learned_texts(new(tmp_path, [record] * 2, **options)) == [expected] * 2
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_an_answer_that_has_its_end_gets_no_second(template: str, tmp_path: Path) -> None:
+    end = "<|im_end|>" if template == "chatml" else "<|endoftext|>"
+    records = [{"instruction": "Hi?", "output": answer} for answer in ("Hi.", f"Hi.{end}")]
+    assert learned_texts(new(tmp_path, records, template=template)) == [f"Hi.{end}"] * 2
 
 
 def test_an_input_stands_below_its_instruction(tmp_path: Path) -> None:
