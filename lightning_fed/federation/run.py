@@ -400,7 +400,8 @@ class Run:
             if self.folder:
                 self.folder.stat()  # if it is missing, fail here: TensorBoard's thread would print a traceback
             for callback in self.settings.callbacks:
-                self.history[-1] |= {name: float(value) for name, value in callback.round_metrics(self).items()}
+                added = callback.round_metrics(self) or {}  # a hook without a return statement adds none
+                self.history[-1] |= {name: float(value) for name, value in added.items()}
             row = {name: value for name, value in self.history[-1].items() if name != "round"}
             for logger in self.loggers:
                 try:

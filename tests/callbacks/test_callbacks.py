@@ -148,6 +148,13 @@ class Adding(FederationCallback):
         return {"mine/rounds_left": run.rounds - run.round}
 
 
+class Silent(FederationCallback):
+    """Only looks at rounds."""
+
+    def round_metrics(self, run: RunView) -> Metrics:
+        return None  # type: ignore[return-value]
+
+
 class Logging(FedAvg):
     """Logs as a LightningModule does."""
 
@@ -161,7 +168,7 @@ class Logging(FedAvg):
 
 
 def test_what_a_callback_or_a_method_adds_is_logged() -> None:
-    federation = new_federation(2, "runs", logger=True, evaluate_every=1, callbacks=[Adding()])
+    federation = new_federation(2, "runs", logger=True, evaluate_every=1, callbacks=[Silent(), Adding()])
     federation.fit(Logging(Net, CLASSES), data := new_data(2))
     weights = [client.num_train for client in data.clients]
     added = {"mine/rounds_left": [1, 0], "train/mine": [weights[1] / sum(weights)] * 2, "after/test_mine/mean": [2, 2]}
