@@ -62,7 +62,7 @@ def check_goes_on(
         if manifest.identity.get(key) != mine:
             raise FederationError(
                 f"Checkpoint {checkpoint.path} was made with {key} = {manifest.identity.get(key)!r}, this run has {mine!r}: "
-                "use the configuration and the data of that run, or start a new run without --ckpt_path."
+                "use the configuration and the data of that run, or fit a new run, without --ckpt_path."
             )
     if manifest.threads != threads:
         log.warning(
@@ -80,7 +80,7 @@ def check_goes_on(
         if theirs not in (None, ours) and checkpoint.clients:
             raise FederationError(
                 f"Checkpoint {checkpoint.path} was made with the {name} {theirs}, whose state clients keep; this run has "
-                f"{ours}: continue with {theirs}, or start a new run without --ckpt_path."
+                f"{ours}: continue with {theirs}, or fit a new run, without --ckpt_path."
             )
 
 

@@ -37,8 +37,8 @@ class ByColumn(Partitioner):
         require(fine, f"ByColumn got min_examples={self.min_examples}: give a whole number from 1, or None.")
 
     def leave_out(self, least: int) -> str:
-        """Names the whole partition: data that have ``client`` made it themselves."""
-        return f"set the partition to {replace(self, min_examples=least)}"
+        """Names the whole partition: data that have ``client`` made it themselves, and take no other beside it."""
+        return f"set the partition, in place of client, to {replace(self, min_examples=least)}"
 
     def holders(self, column: Callable[[str], NDArray[Any]]) -> NDArray[Any]:
         return column(self.column)

@@ -158,7 +158,7 @@ def test_a_changed_column_is_another_federation() -> None:
         (
             natural(["a"] * 9 + ["b"]),
             r"1 of 2 clients lack .*: 1 train \+ 0 val \+ 0 test\): "
-            r"set the partition to ByColumn\(column='user', min_examples=1\) to leave them out\.$",
+            r"set the partition, in place of client, to ByColumn\(column='user', min_examples=1\) to leave them out\.$",
         ),
         (natural(["a", "b"] * 5, ["a"], split="official"), r"1 of 2 .*'b': 4 train \+ 1 val \+ 0 test.*split to pooled"),
         (natural(["a", "b"] * 5, num_clients=3), "num_clients=3, but the data have 2 clients"),
