@@ -103,7 +103,7 @@ class Progress:
         last_step: the batch or batches of the last call of ``training_step``, if it made a step.
         optimizer: the phase's optimizer.
         losses: losses of the epoch's steps.
-        sizes: number of examples of each step.
+        sizes: number of examples of each step; of several batches, the terms of their losses.
     """
 
     phase: str | None = None
@@ -113,7 +113,7 @@ class Progress:
     last_step: Any = None
     optimizer: LightningOptimizer | None = None
     losses: list[Tensor] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
+    sizes: list[float] = field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
         """The part that is saved to resume training."""

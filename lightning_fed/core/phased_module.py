@@ -149,7 +149,7 @@ class PhasedModule(L.LightningModule):
     def _accumulated_gradients(self, batches: Sequence[Any]) -> Tensor:
         """Set the gradients of the mean over all terms of the batches' losses."""
         terms = [self.loss_terms(batch) for batch in batches]
-        total, losses = max(sum(terms), 1), []
+        total, losses = sum(terms) or 1, []
         for batch, share in zip(batches, terms, strict=True):
             loss = self._loss_of(batch) * (share / total)
             self.manual_backward(loss)
@@ -167,8 +167,8 @@ class PhasedModule(L.LightningModule):
             )
         return loss
 
-    def loss_terms(self, batch: Any) -> int:
-        """Number of terms that the loss of a batch is the mean over. Default: one per example."""
+    def loss_terms(self, batch: Any) -> float:
+        """Number of terms that the loss of a batch is the mean over, or the sum of their weights. Default: one per example."""
         return extract_batch_size(batch)
 
     @property

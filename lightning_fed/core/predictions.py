@@ -75,7 +75,7 @@ class PredictionMixin(L.LightningModule):
         """Split a batch into the network's inputs and the targets; see :meth:`.Task.unpack`."""
         return self.task.unpack(batch, self.predictor)
 
-    def loss_terms(self, batch: Any) -> int:
+    def loss_terms(self, batch: Any) -> float:
         """Number of terms that the loss of a batch is the mean over; see :meth:`.Task.terms`."""
         return self.task.terms(self.unpack(batch)[1])
 
@@ -182,7 +182,8 @@ class PredictionMixin(L.LightningModule):
         """Log the loss of a batch during a Trainer's evaluation. Batches are weighted by their :meth:`.Task.terms`."""
         if self._trainer is not None:
             loss, terms = self.criterion(outputs, y), self.task.terms(y)
-            self.log(f"{metrics.prefix}loss", loss, on_step=False, on_epoch=True, batch_size=terms)
+            # Lightning only multiplies by it and divides by the sum.
+            self.log(f"{metrics.prefix}loss", loss, on_step=False, on_epoch=True, batch_size=terms)  # type: ignore[arg-type]
 
     @with_signature
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -196,7 +197,7 @@ class PredictionMixin(L.LightningModule):
 
     def _measure(self, metrics: MetricCollection, batch: Any) -> None:
         self.log_dict(metrics, on_step=False, on_epoch=True)
-        if self.loss_terms(batch):  # otherwise all its targets are ignored
+        if self.task.learned(self.unpack(batch)[1]):  # otherwise all its targets are ignored
             self.update_metrics(metrics, batch)
 
     @with_signature

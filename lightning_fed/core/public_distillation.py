@@ -1,7 +1,9 @@
 """Methods whose clients or server train on public data, which belongs to no client."""
 
 import math
+from typing import Any
 
+from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
 from lightning_fed.core.module import FederatedModule
@@ -37,6 +39,11 @@ class PublicDistillation(FederatedModule):
 
     public_examples: Tensor | None = None
     """Indices of the public examples on which :meth:`server_phases` and :meth:`public_phases` train. None: all."""
+
+    def loss_terms(self, batch: Any) -> float:
+        """See :meth:`.Task.terms`; of public data, one per example: their batches hold indices in place of targets."""
+        data = getattr(self._trainer, "datamodule", None)
+        return super().loss_terms(batch) if getattr(data, "held_out", None) is None else extract_batch_size(batch)
 
     def server_phases(self) -> list[Phase]:
         """The phases in which the server trains a model on public data; see :meth:`.Server.train_on_public`.

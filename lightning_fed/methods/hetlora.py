@@ -67,6 +67,7 @@ class HETLoRA(LoRAModule):
         self.r_max = r_max
         self.penalty = penalty
         self.keep = keep
+        self.matrices = Matrices({}, r_max)
         self._kept: int | None = None
         self._heavy = 0.0  # size of the tail when the fit began
 

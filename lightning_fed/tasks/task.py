@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import torch
 import torchmetrics as tm
 from torch import Tensor, nn
-from torch.nn import CrossEntropyLoss
+from torch.nn import CrossEntropyLoss, NLLLoss
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from torchmetrics import Metric, MetricCollection
 from torchmetrics import classification as of_classes
@@ -74,6 +74,10 @@ class Task(nn.Module, ABC):
             raise FederationError(f"metrics is a {type(metrics).__name__}: give metrics by name, {{'f1': MulticlassF1Score(10)}}.")
         if loss is not None and not callable(loss):
             raise FederationError(f"loss is {loss!r}: give a function of outputs and targets, such as torch.nn.CrossEntropyLoss().")
+        if isinstance(loss, nn.Module) and (reduction := getattr(loss, "reduction", "mean")) in ("sum", "none"):
+            raise FederationError(
+                f"loss is a {type(loss).__name__} with reduction={reduction!r}, but a loss must be a mean: leave it out."
+            )
         if wrong := [name for name, value in (metrics or {}).items() if not isinstance(value, Metric)]:
             raise FederationError(f"metrics has {wrong[0]!r}, which is no torchmetrics.Metric: give objects of its subclasses.")
         self.loss = own_copy(loss)
@@ -130,9 +134,13 @@ class Task(nn.Module, ABC):
         prepared = self.prepared(outputs, targets)
         return self.usual_loss(*prepared) if self.loss is None else self.loss(*prepared)
 
-    def terms(self, targets: Tensor) -> int:
-        """Number of terms that the loss is the mean of, if it is a mean. Class weights are not counted."""
+    def learned(self, targets: Tensor) -> int:
+        """Number of targets that the loss does not ignore."""
         return len(targets)
+
+    def terms(self, targets: Tensor) -> float:
+        """Number of terms that the loss is the mean of, if it is a mean; of a weighted mean, the sum of the weights."""
+        return self.learned(targets)
 
     def need_cross_entropy(self, method: str, why: str) -> None:
         """Refuse a loss other than the cross-entropy of classes, for methods that are defined in terms of a softmax.
@@ -216,9 +224,14 @@ class Multiclass(Task):
         outputs, counted = widened(outputs), self._counted(targets)
         return (outputs, targets) if counted.all() else (outputs.movedim(1, -1)[counted], targets[counted])
 
-    def terms(self, targets: Tensor) -> int:
+    def learned(self, targets: Tensor) -> int:
         """Number of targets that the loss does not ignore, including tokens of texts."""
         return int(self._counted(targets).sum())
+
+    def terms(self, targets: Tensor) -> float:
+        """Number of these targets; with class weights, which the losses of PyTorch divide by, the sum of the targets' weights."""
+        weight = self.loss.weight if isinstance(self.loss, CrossEntropyLoss | NLLLoss) else None
+        return self.learned(targets) if weight is None else float(weight[targets[self._counted(targets)]].sum())
 
     def _counted(self, targets: Tensor) -> Tensor:
         return targets != getattr(self.loss, "ignore_index", CrossEntropyLoss().ignore_index)

@@ -8,12 +8,15 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.tuner import Tuner
-from tiny import CLASSES, Net, new_data, new_federation, new_method, new_trainer, sgd
+from tiny import CLASSES, Net, data_for, new_data, new_federation, new_method, new_trainer, sgd
 from tiny_files import write_csv
 
 from lightning_fed.data import CSVFiles
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg, FedProto, FedProx
+
+WEIGHTS = torch.tensor([1.0, 5.0, 0.2, 3.0])
+"""Of the classes."""
 
 
 def trained(batch_size: int, accumulate: int, method: type[FedAvg] = FedAvg, **options: Any) -> torch.Tensor:
@@ -31,6 +34,8 @@ def trained(batch_size: int, accumulate: int, method: type[FedAvg] = FedAvg, **o
         (FedProx, {"mu": 0.5}),
         (FedAvg, {"gradient_clip": 0.01}),
         (FedAvg, {"loss": torch.nn.CrossEntropyLoss(ignore_index=0)}),  # a mean over what it does not ignore
+        (FedAvg, {"loss": torch.nn.CrossEntropyLoss(WEIGHTS)}),  # a weighted mean
+        (FedAvg, {"loss": torch.nn.CrossEntropyLoss(WEIGHTS / 100, ignore_index=0, label_smoothing=0.2)}),
     ],
 )
 def test_a_step_of_small_batches_is_one_of_a_large_one(method: type[FedAvg], options: dict[str, Any]) -> None:
@@ -86,6 +91,14 @@ def test_tokens_weigh_alike_whatever_their_batch() -> None:
     module.configure_model()
     targets = torch.tensor([[1, 2, -100], [3, -100, -100]])
     assert module.loss_terms((torch.zeros(2, 3), targets)) == 3
+
+
+def test_public_examples_weigh_alike_whatever_their_numbers() -> None:
+    """Their batches have these in place of targets, which class weights are for."""
+    federation = new_federation(1)
+    method = new_method("DSFL", loss=torch.nn.CrossEntropyLoss(WEIGHTS), accumulate=2)
+    federation.fit(method, data_for("DSFL", num_clients=2, size=60))
+    assert len(federation.run.history) == 1
 
 
 @pytest.mark.parametrize(

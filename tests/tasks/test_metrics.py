@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 from sklearn.metrics import f1_score, matthews_corrcoef, r2_score, roc_auc_score
-from tiny import new_trainer
+from tiny import CLASSES, Net, new_data, new_trainer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fed.data import IID, InMemory
 from lightning_fed.data.batches import INPUT, TARGETS
+from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg
 from lightning_fed.tasks.metrics import F1, R2, Matthews, MeanSpearman
 from lightning_fed.tasks.task import TASKS
@@ -141,3 +142,20 @@ def test_a_loss_of_many_terms_does_not_depend_on_the_batches() -> None:
         [result] = new_trainer().test(FedAvg(partial(nn.Conv2d, 3, kernel_size=1), 3), datamodule=data.client(0), verbose=False)
         losses.append(result["test/loss"])
     assert losses == pytest.approx([losses[-1]] * 3)
+
+
+def test_a_weighted_mean_does_not_depend_on_the_batches() -> None:
+    loss, losses = nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 0.2, 3.0])), []
+    for size in (4, 7, 1000):
+        torch.manual_seed(0)
+        [result] = new_trainer().test(
+            FedAvg(Net, CLASSES, loss=loss), datamodule=new_data(1, 200, eval_batch_size=size).client(0), verbose=False
+        )
+        losses.append(result["test/loss"])
+    assert losses == pytest.approx([losses[-1]] * 3)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_a_loss_that_is_no_mean_is_refused(reduction: str) -> None:
+    with pytest.raises(FederationError, match=f"CrossEntropyLoss with reduction='{reduction}', but a loss must be a mean"):
+        FedAvg(Net, CLASSES, loss=nn.CrossEntropyLoss(reduction=reduction))
