@@ -1,5 +1,6 @@
 """Texts in CSV, TSV and Parquet files."""
 
+import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,16 @@ from lightning_fed.data.lines import csv_table
 from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.text.classification import load_tokenizer, tokenised, written_as
 from lightning_fed.errors import require
+from lightning_fed.formatting import counted
 from lightning_fed.options import PositiveInt, require_from
+
+log = logging.getLogger(__name__)
 
 
 class TextFiles(TableData):
     """Texts, or pairs of texts, in your own files, for a pretrained network; see :class:`TextClassification` for its inputs.
 
-    Files have a header. ``.tsv`` files have tabs and no quotation, others commas and quotation.
+    Files have a header. ``.tsv`` files have tabs and no quotation, others commas and quotation. A warning counts empty texts.
 
     Args:
         path: a file, or a folder with ``.csv`` or ``.tsv`` files, in UTF-8, compressed by gzip (``.csv.gz``) or not, or
@@ -82,6 +86,12 @@ class TextFiles(TableData):
         if owner in of_rows:
             refuse_missing(of_rows[owner], owner, "the client", place)
         refuse_missing(of_rows[self.target], self.target, "a target", place, self.classes or ())
+        if empty := [row for row, parts in enumerate(texts) if not all(map(str.strip, parts))]:
+            first = place(empty[0]).rstrip(",")
+            log.warning(
+                f"{self.path}: {counted(len(empty), 'example')} without a text, the first in {first}: fill in "
+                f"{' and '.join(self.input)}, or take the lines out."
+            )
         of_set = None if sets is None else np.repeat(sets, sizes)
         return Table(tokenised(texts, tokenizer, self.max_length), class_targets(of_rows[self.target]), of_rows, of_set)
 

@@ -39,6 +39,14 @@ def test_csv_files(tokenizer: str) -> None:
     assert table.columns["file"].tolist() == ["train", "train", "test"]
 
 
+def test_a_warning_counts_empty_texts(tokenizer: str, caplog: pytest.LogCaptureFixture) -> None:
+    Path("t.csv").write_text("a,b,label\ndog,cat,0\n , cat,1\ndog,,1\ncat,dog,0\n")
+    TextFiles("t.csv", tokenizer, ["a", "b"]).read()
+    assert caplog.messages == [
+        "t.csv: 2 examples without a text, the first in t.csv, line 3: fill in a and b, or take the lines out."
+    ]
+
+
 def test_tsv_files_have_no_quotation(tokenizer: str) -> None:
     Path("train.tsv").write_text('premise\thypothesis\tgold\n"the dog\t"naps" , no\t2\n')
     data = TextFiles("train.tsv", tokenizer, ["premise", "hypothesis"], "gold", classes=["0", "1", "2"], split="official")
