@@ -25,6 +25,7 @@ REFUSED = {
     "min_epochs": TURN,
     "min_steps": TURN,
     "max_steps": TURN,
+    "max_time": TURN,
     "accumulate_grad_batches": "training is manual: set --model.init_args.accumulate",
     "gradient_clip_val": MANUAL,
     "gradient_clip_algorithm": MANUAL,

@@ -147,19 +147,19 @@ class Compression:
         return {name: _expanded(name, kind, tensor, sent) if kind else tensor for kind, name, tensor in parts}
 
     @staticmethod
-    def unrounded(update: State, received: State, exact: State, names: Collection[str]) -> State:
+    def unrounded(update: State, sent_down: State, exact: State, names: Collection[str]) -> State:
         """An update as a change of what the server has, instead of what the client received: rounding is no change that a client
         made. It would undo changes below the precision of ``bf16``, be clipped as a client's, and grow in a server optimizer.
 
         Args:
             update: the decompressed update.
-            received: the decompressed broadcast.
+            sent_down: what the client received.
             exact: the broadcast before compression.
             names: names of the tensors that a client changes from the received values on; the others stay as they are.
         """
-        rounded = {name for name in names if name in update and received.get(name) is not exact.get(name)}
-        fits = {name for name in rounded if _like(update[name], received[name]) is not None}
-        return update | {name: exact[name] + (update[name] - received[name]) for name in fits}
+        rounded = {name for name in names if name in update and sent_down.get(name) is not exact.get(name)}
+        fits = {name for name in rounded if _like(update[name], sent_down[name]) is not None}
+        return update | {name: exact[name] + (update[name] - sent_down[name]) for name in fits}
 
 
 NONE = Compression()

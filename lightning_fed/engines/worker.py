@@ -267,8 +267,7 @@ class Worker:
             )
         if trainer.global_step == 0:
             raise FederationError(
-                "no training step was made: check the trainer's limit_train_batches, max_time and fast_dev_run, which apply to "
-                "each turn."
+                "no training step was made: check the trainer's limit_train_batches and fast_dev_run, which apply to each turn."
             )
         for optimizer in trainer.optimizers:
             # A Trainer is full of reference cycles: large optimizer states would stay in memory until Python collects them.

@@ -123,9 +123,11 @@ def _apart(name: str, before: Any, after: Any) -> Iterator[str]:
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before | after:
             yield from _apart(f"{name}.{key}", before.get(key, ABSENT), after.get(key, ABSENT))
-    elif isinstance(before, list) and isinstance(after, list):
+    elif isinstance(before, list) and isinstance(after, list) and max(len(str(before)), len(str(after))) > 60:
         for place, pair in enumerate(zip_longest(before, after, fillvalue=ABSENT)):
             yield from _apart(f"{name}.{place}", *pair)
+    elif before != after and str(before) == str(after):  # a text and a number
+        yield f"{name} {before!r}, now {after!r}"
     elif before != after:
         was, now = (shown(value) if len(str(value)) > 60 else str(value) for value in (before, after))
         yield f"{name} {before}, now {after}" if was == now else f"{name} {was}, now {now}"

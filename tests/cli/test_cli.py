@@ -111,7 +111,7 @@ def test_help_of_a_topic(topic: str, capsys: pytest.CaptureFixture[str]) -> None
     refused = ("max_epochs", "max_steps", "accumulate_grad_batches", "gradient_clip_val", "logger", "enable_checkpointing")
     assert not any(f"--trainer.{name} " in said for name in refused)
     assert not re.findall(r":\w+:`|``|known subclasses|LightningCLI|applied on|override", said)
-    assert ("--trainer.max_time" in said) == (topic != "federation")
+    assert ("--trainer.precision" in said) == (topic != "federation")
 
 
 def test_an_unknown_topic(capsys: pytest.CaptureFixture[str]) -> None:

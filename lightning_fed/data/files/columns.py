@@ -1,6 +1,7 @@
 """Columns of CSV, TSV and Parquet files as text, and the location of each row, for errors."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -28,6 +29,9 @@ files of a set have the same name.
 MISSING = ("", "?", "na", "n/a", "nan", "null", "none")
 """Fields, in lower case, that stand for a missing value."""
 
+WHOLE = re.compile(r"\s*(-?(?:0|[1-9][0-9]*))(?:\.0*)?\s*")
+"""A whole number as text, as programs write it, with or without a point."""
+
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """A missing value in the name of a folder."""
 
@@ -36,10 +40,11 @@ Lines = tuple[Sequence[str], Iterator[tuple[str, list[str]]]]
 
 
 def read_columns(
-    files: list[Path], sets: Sequence[str] | None, lines: Callable[[Path], Lines]
-) -> tuple[dict[str, list[str]], list[int]]:
-    """The columns of files (at least one) with the same header, by name, :data:`FILE` last; and the number of rows of each file.
-    ``sets`` has the set of each file; None: there is one set.
+    files: list[Path], sets: Sequence[str] | None, lines: Callable[[Path], Lines], roots: Sequence[str | None] = ()
+) -> tuple[dict[str, list[str]], list[str], list[int]]:
+    """The columns of files (at least one) with the same header, by name, those of their paths last: :data:`FILE`, and folders of a
+    partitioned Parquet table, such as ``site=a`` below one of ``roots``, if each file has such a one. Also the header, and the
+    number of rows of each file. ``sets`` has the set of each file; None: there is one set.
     """
     called = names_of(files, sets)
     rows: list[list[str]] = []
@@ -55,8 +60,13 @@ def read_columns(
         sizes.append(len(rows) - len(owners))
         owners += [name] * sizes[-1]
     require(len(rows) > 0, f"{files[0]} has no line below its header.")
-    columns = zip(*rows, strict=True)
-    return dict(zip(header or (), map(list, columns), strict=True)) | {FILE: owners}, sizes
+    header = header or []
+    columns = dict(zip(header, map(list, zip(*rows, strict=True)), strict=True)) | {FILE: owners}
+    partitions = [_partition_of(file, roots) for file in files]
+    for name in partitions[0]:
+        if name not in columns and all(name in of_file for of_file in partitions):
+            columns[name] = [of_file[name] for of_file, size in zip(partitions, sizes, strict=True) for _ in range(size)]
+    return columns, header, sizes
 
 
 def is_missing(values: NDArray[Any], named: Sequence[str] = ()) -> NDArray[np.bool_]:
@@ -128,12 +138,11 @@ def class_targets(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def categories_of(values: NDArray[Any]) -> NDArray[Any]:
-    """Categories, or names of clients or groups, shape (N,), as text: whole numbers without a fraction. Programs write 1 as 1.0
-    where a column has gaps.
+    """Categories, or names of clients or groups, shape (N,), as text: if all are whole numbers, without a point. Programs write 1
+    as 1.0 where a column has gaps. 01 and 1e3 are names.
     """
-    numbers = class_targets(values)
-    is_whole = numbers.dtype.kind == "f" and bool((numbers == np.rint(numbers)).all() and np.isfinite(numbers).all())
-    return numbers.astype(np.int64).astype(str) if is_whole else values
+    matches = [WHOLE.fullmatch(text) for text in values.tolist()]
+    return np.array([match[1] for match in matches if match], dtype=str) if all(matches) else values
 
 
 def _is_whole(text: str) -> bool:
@@ -158,23 +167,19 @@ def read_parquet(file: Path) -> Any:
         raise FederationError(f"{file} cannot be read as Parquet ({one_line(error)[:200]}).") from error
 
 
-def parquet_table(file: Path, folders: Sequence[str | None] = ()) -> Lines:
-    """The header of a Parquet file, and for each row its location and its fields as text; see :func:`.csv_table`. In a partitioned
-    table, folders such as ``site=a`` below one of ``folders`` are columns, unless the file has a column of that name.
-    """
+def parquet_table(file: Path) -> Lines:
+    """The header of a Parquet file, and for each row its location and its fields as text; see :func:`.csv_table`."""
     table = read_parquet(file)
     refuse_doubles(table.column_names, f"The header of {file}")
-    of_path = {name: value for name, value in _partition_of(file, folders).items() if name not in table.column_names}
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
     placed = ((f"{file}, row {n},", fields) for n, fields in enumerate(rows, start=1))
-    texts = ((place, [*(_as_text(value, place) for value in fields), *of_path.values()]) for place, fields in placed)
-    return [*table.column_names, *of_path], texts
+    return table.column_names, ((place, [_as_text(value, place) for value in fields]) for place, fields in placed)
 
 
-def _partition_of(file: Path, folders: Sequence[str | None]) -> dict[str, str]:
-    """The columns that the names of a file's folders hold, as Hive and Spark write them."""
-    roots = [Path(folder).expanduser() for folder in folders if folder is not None]
-    below = next((file.relative_to(root).parent.parts for root in roots if root in file.parents), ())
+def _partition_of(file: Path, roots: Sequence[str | None]) -> dict[str, str]:
+    """The values in the names of a Parquet file's folders, as Hive and Spark write them."""
+    folders = [Path(root).expanduser() for root in roots if root is not None and file.suffix.lower() == PARQUET]
+    below = next((file.relative_to(folder).parent.parts for folder in folders if folder in file.parents), ())
     pairs = [part.split("=", 1) for part in below if "=" in part]
     return {unquote(name): "" if value == NO_VALUE else unquote(value) for name, value in pairs}
 

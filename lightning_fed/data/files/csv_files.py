@@ -143,9 +143,8 @@ class CSVFiles(ScaledColumns, TableData):
 
     def read(self) -> Table:
         files, sets = sets_of(self.path, self.test_path, ENDINGS)
-        found, sizes = read_columns(files, sets, self._lines)
+        found, header, sizes = read_columns(files, sets, self._lines, (self.path, self.test_path))
         columns = {name: np.array(values) for name, values in found.items()}
-        header = [name for name in columns if name != FILE]
         absent = [name for name in self.target if name not in columns]
         require(not absent, f"{files[0]} has the columns {', '.join(header)}, but no target {', '.join(map(repr, absent))}.")
         owner = self.partition.column if isinstance(self.partition, ByColumn) else None
@@ -169,7 +168,7 @@ class CSVFiles(ScaledColumns, TableData):
             if column != FILE:
                 columns[column] = categories_of(columns[column])
         self._owners = None
-        if owner in header:
+        if owner in columns and owner != FILE:
             refuse_missing(columns[owner], owner, "the client", partial(self._place, files=files))
             self._owners = columns[owner]
         lacking = [name for name in (*names, *self.categorical) if name not in columns]
@@ -218,7 +217,7 @@ class CSVFiles(ScaledColumns, TableData):
     def _lines(self, file: Path) -> Lines:
         if file.suffix.lower() == PARQUET:
             require(self.columns is None, f"Got columns={self.columns}, but {file} has the names of its own: leave columns out.")
-            return parquet_table(file, (self.path, self.test_path))
+            return parquet_table(file)
         usual = "\t" if unpacked(file).suffix.lower() == ".tsv" else ","
         names, lines = csv_table(file, header=self.columns, delimiter=self.delimiter or usual)
         require(

@@ -70,7 +70,7 @@ class TextFiles(TableData):
     def read(self) -> Table:
         tokenizer = load_tokenizer(self.tokenizer)
         files, sets = sets_of(self.path, self.test_path, ENDINGS)
-        columns, sizes = read_columns(files, sets, self._lines)
+        columns, _, sizes = read_columns(files, sets, lines_of, (self.path, self.test_path))
         lacking = [name for name in (*self.input, self.target) if name not in columns]
         require(
             not lacking, f"{files[0]} has the columns {', '.join(columns)}, but no {', '.join(lacking)}: check input and target."
@@ -78,7 +78,7 @@ class TextFiles(TableData):
         texts = list(zip(*(columns[name] for name in self.input), strict=True))
         of_rows = {name: np.array(values) for name, values in columns.items() if name == self.target or name not in self.input}
         of_rows = {name: values if name == FILE else np.char.strip(values) for name, values in of_rows.items()}
-        place = partial(place_of, files=files, lines=self._lines)
+        place = partial(place_of, files=files, lines=lines_of)
         owner = self.partition.column if isinstance(self.partition, ByColumn) else None
         for column in filter(None, (owner, self.group)):
             if column in of_rows and column != FILE:
@@ -95,8 +95,9 @@ class TextFiles(TableData):
         of_set = None if sets is None else np.repeat(sets, sizes)
         return Table(tokenised(texts, tokenizer, self.max_length), class_targets(of_rows[self.target]), of_rows, of_set)
 
-    def _lines(self, file: Path) -> Lines:
-        """The lines of a file; in ``.tsv`` files quotation marks are ordinary characters."""
-        if file.suffix.lower() == PARQUET:
-            return parquet_table(file, (self.path, self.test_path))
-        return csv_table(file, **written_as(file))
+
+def lines_of(file: Path) -> Lines:
+    """The lines of a file; in ``.tsv`` files quotation marks are ordinary characters."""
+    if file.suffix.lower() == PARQUET:
+        return parquet_table(file)
+    return csv_table(file, **written_as(file))

@@ -17,6 +17,7 @@ NO_CALLBACKS: dict[type[L.Callback], str] = {
     ProgressBar: "the federation shows progress: set --federation.progress",
     of_lightning.ModelSummary: "the federation prints a summary: set --federation.progress",
     of_lightning.EarlyStopping: "it would end a client's turn in any phase: set --federation.patience",
+    of_lightning.Timer: f"it would end a client's turn in any phase; {TURN}",
     of_lightning.LearningRateMonitor: f"{NO_LOGGER}: where there is a schedule, metrics.csv has lr/<phase>",
     of_lightning.DeviceStatsMonitor: NO_LOGGER,
     of_lightning.ThroughputMonitor: f"{NO_LOGGER}: metrics.csv has seconds and FLOPs of each round",
@@ -33,8 +34,7 @@ NO_CALLBACKS: dict[type[L.Callback], str] = {
 
 
 def refuse_callbacks(callbacks: Iterable[L.Callback]) -> None:
-    """Refuse callbacks that a client's Trainer cannot have. In Python one object would serve all clients and rounds, whose
-    averages or patience it would mix up.
+    """Refuse callbacks that a client's Trainer cannot have.
 
     Raises:
         FederationError: names the callback.
@@ -42,15 +42,18 @@ def refuse_callbacks(callbacks: Iterable[L.Callback]) -> None:
     for callback in callbacks:
         for kind, why in NO_CALLBACKS.items():
             if isinstance(callback, kind):
-                raise FederationError(f"trainer.callbacks has a {type(callback).__name__}, but {why}.")
+                raise FederationError(f"trainer.callbacks has {type(callback).__name__}, but {why}.")
 
 
 def refuse_another_course(trainer: L.Trainer) -> None:
-    """Refuse a Trainer that would end a turn before its last phase, or that has a callback which it cannot have.
+    """Refuse a Trainer that would end a turn before its last phase, or has a callback that a client's Trainer cannot have: in
+    Python one object would serve all clients and rounds, whose averages or patience it would mix up. Those that only show
+    something may be Lightning's own.
 
     Raises:
         FederationError: names the option or callback.
     """
     if trainer.max_steps != -1 and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         raise FederationError(f"trainer.max_steps is {trainer.max_steps}, but {TURN}.")
-    refuse_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
+    showing = (of_lightning.Checkpoint, ProgressBar, of_lightning.ModelSummary)
+    refuse_callbacks(one for one in trainer.callbacks if not isinstance(one, showing))  # type: ignore[attr-defined]

@@ -108,6 +108,7 @@ def test_folders_of_a_partitioned_table_are_columns(kind: str, tokenizer: str) -
     assert (found.num_clients, found.client_names) == (2, ["St Mary", "a=b"])
     assert {*found.read().columns} - {"text", "label"} == {"site", "year", "file"}
     assert {*found.read().columns["year"]} == {"1999"}
+    assert not isinstance(found, CSVFiles) or found.titles == ["text"]
     assert "site" not in data("run=7/d/site=a=b", "year").read().columns
     Path("run=7/d/site=a=b").rename("run=7/d/site=__HIVE_DEFAULT_PARTITION__")
     with pytest.raises(FederationError, match=r"part.parquet, row 1, has nothing in the column 'site', which is the client"):
@@ -166,6 +167,9 @@ def test_clients_and_groups_that_are_numbers_may_be_written_with_a_point(kind: s
         Path(f"d/{name}.csv").write_text("text,label,who\n" + f"1,0,1{point}\n2,1,2{point}\n3,1,10{point}\n" * 4)
     clients = data(client="who")
     assert (clients.num_clients, clients.client_names) == (3, ["1", "2", "10"])
+    Path("names.csv").write_text("text,label,who\n" + "1,0,01\n2,1,1.0\n3,1,1e3\n4,0,1000\n" * 4)
+    names = data(path="names.csv", client="who")
+    assert (names.num_clients, sorted(names.client_names or ())) == (4, ["01", "1.0", "1000", "1e3"])
     Path("test.csv").write_text("text,label,who\n2,0,2.0\n")
     with pytest.raises(FederationError, match="Rows whose who is '2' differ in 'set'"):
         data(path="d/a.csv", group="who", test_path="test.csv", num_clients=2).setup()
