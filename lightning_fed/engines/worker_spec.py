@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,6 +22,9 @@ from lightning_fed.errors import FederationError
 from lightning_fed.privacy.example_dp import ExampleTraining
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import State
+
+OF_RESULTS = ("precision", "limit_train_batches", "limit_val_batches", "limit_test_batches")
+"""Settings of Trainers that results depend on."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +61,9 @@ class WorkerSpec:
             self.build()
         return Worker(self.template, self.data, self.new_trainer, self.seed, self.initial, self.compression, self.examples)
 
-    def build(self) -> None:
+    def build(self) -> dict[str, Any]:
         """Build the template's networks, if necessary, in the precision of the Trainers, which all states then have from the first
-        round on.
+        round on. Returns the Trainers' settings that results depend on.
         """
         trainer = self.new_trainer(**QUIET)
         refuse_several_processes(trainer)
@@ -69,6 +73,7 @@ class WorkerSpec:
         if self.frozen is not None:
             take_frozen(self.template, self.frozen)
         trainer.precision_plugin.convert_module(self.template)
+        return {f"trainer.{name}": getattr(trainer, name) for name in OF_RESULTS}
 
     def unbuilt(self) -> "WorkerSpec":
         """The spec in the form that is sent."""

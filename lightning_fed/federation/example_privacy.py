@@ -55,8 +55,8 @@ def protect_examples(
         privacy.epsilon is None
         or (before.get("kind"), before.get("epsilon")) != (EXAMPLES, privacy.epsilon)
         or before["multipliers"] == mechanism.multipliers,
-        f"The run's noise was chosen for another number of rounds than {settings.rounds}: continue with as many rounds as it was "
-        "begun with, or start a new run.",
+        f"The run's noise was chosen for other steps than those of {settings.rounds} rounds, whose number depends on rounds, "
+        "epochs, steps and batch_size: continue with those that it was begun with, or start a new run.",
     )
     block = asdict(privacy) | {"multipliers": mechanism.multipliers, "kind": EXAMPLES}
     identity["privacy"] = json.dumps(block, sort_keys=True)

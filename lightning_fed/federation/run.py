@@ -106,7 +106,7 @@ class Run:
             data.public_set()  # raises an error with instructions if there is none
         spec = WorkerSpec(model, data, new_trainer, self.seed, compression=settings.compression)
         with torch_threads(engine.threads or 1):  # weights must not depend on the number of cores
-            spec.build()
+            self._trainer_settings = spec.build()
         settings.compression.check(model)
         others = () if reading else one_per_architecture(model, self.clients)  # all are built before the first round
         for each in chain((model,), (other for _, other in others)):
@@ -491,6 +491,7 @@ class Run:
             aggregation=repr(self.settings.aggregation),
             attack=repr(self.settings.attack),
             compression=asdict(self.settings.compression),
+            **self._trainer_settings,
         )
 
     def _make_loggers(self, given: Logger | Iterable[Logger | bool] | bool) -> list[Logger]:

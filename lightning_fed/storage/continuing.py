@@ -86,7 +86,8 @@ def check_goes_on(
 
 def settings_of(model: FederatedModule, data: FederatedDataModule, **of_federation: Any) -> dict[str, Setting]:
     """The settings that a run's results depend on, by name: those of the method and of each phase's optimizer, the batch and input
-    sizes, what is frozen, and who takes part. Values without a plain form (a network object, for example) are left out.
+    sizes, what is frozen, what new clients start from, and who takes part. Values without a plain form (a network object, for
+    example) are left out.
     """
     inherited = {name: parameter.default for name, (parameter, _) in parameters_of(type(model)).items()}
     found: dict[str, Any] = inherited | {name: value for name, value in model.hparams.items() if not name.startswith("_")}
@@ -95,7 +96,9 @@ def settings_of(model: FederatedModule, data: FederatedDataModule, **of_federati
         found[optimizer_of(phase.name)] = type(optimizer).__name__
         found |= {f"{name} of {phase.name}": value for name, value in optimizer.defaults.items()}
     found |= of_federation | {name: getattr(data, name) for name in OF_BATCHES} | {"size of an input": _input_size(data)}
-    found["weights of the frozen network"] = _checksum(frozen_parameters(model).values())
+    found["weights of the frozen network"] = _checksum((frozen := frozen_parameters(model)).values())
+    if model.has_private_state:  # clients that have not taken part yet draw or copy it
+        found["initial weights"] = _checksum(p for name, p in model.named_parameters() if name not in frozen)
     plain = {name: _plain(value) for name, value in found.items()}
     return {name: value for name, value in plain.items() if value is not None or found[name] is None}
 

@@ -111,7 +111,7 @@ def test_the_ledger_goes_on_whatever_the_server_keeps(name: str, tmp_path: Path)
 def test_more_rounds_need_more_noise_for_the_same_epsilon(tmp_path: Path) -> None:
     target = dp(noise_multiplier=None, epsilon=3.0)
     fit(target, 2, run_dir=tmp_path)
-    with pytest.raises(FederationError, match="chosen for another number of rounds than 3"):
+    with pytest.raises(FederationError, match="chosen for other steps than those of 3 rounds"):
         fit(target, 3, run_dir=tmp_path)
 
 

@@ -6,13 +6,14 @@ import os
 import re
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
-from tiny import CLASSES, Net, data_for, new_data, new_federation, new_method
+from tiny import CLASSES, Net, data_for, new_data, new_federation, new_method, new_trainer
 
 from lightning_fed.errors import DamagedError, FederationError
 from lightning_fed.methods import FedAvg
@@ -311,6 +312,25 @@ def test_a_continued_run_says_if_other_clients_take_part(capsys: pytest.CaptureF
     new_federation(2, "runs", eligible_clients=[2, 0]).fit(new_method("FedAvg"), new_data(3), "last")
     [line] = [line for line in capsys.readouterr().out.splitlines() if "was made with" in line]
     assert "eligible_clients None, now [0, 2]" in line
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedPer"])
+def test_a_continued_run_says_if_new_clients_start_elsewhere(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With FedAvg they have nothing that does not come from the server."""
+    new_federation(1, "first").fit(new_method("FedAvg"), new_data(2))
+    new_federation(1, "runs", init_from="first/version_0").fit(new_method(name), new_data(2))
+    for rounds, origin in ((2, "first/version_0"), (3, None)):
+        new_federation(rounds, "runs", init_from=origin).fit(new_method(name), new_data(2), "last")
+        said = re.findall(r"initial weights \w+, now \w+", capsys.readouterr().out)
+        assert len(said) == (name == "FedPer" and origin is None)
+
+
+def test_a_continued_run_says_if_another_trainer_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    new_federation(1, "runs").fit(new_method("FedAvg"), new_data(2))
+    trainer = partial(new_trainer, precision="bf16-mixed", limit_train_batches=2)
+    new_federation(2, "runs", trainer=trainer).fit(new_method("FedAvg"), new_data(2), "last")
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "was made with" in line]
+    assert "trainer.precision 32-true, now bf16-mixed; trainer.limit_train_batches 1.0, now 2;" in line
 
 
 ADAPTERS = '{"class_path": "lightning_fed.models.Adapters", "init_args": {"lora_alpha": %s, "r": 4, "target_modules": "all"}}'
