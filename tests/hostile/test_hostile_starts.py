@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 from hostile.corpus import MLP, VIT, Bases, Start, of, starts
 from hostile.judge import fault
+from lightning.pytorch.callbacks.timer import Interval
 
 HUGE = 10**30
 M = "--model.init_args."
@@ -54,9 +56,16 @@ def test_a_few(method: str, args: list[str], names: list[str], tmp_path: Path) -
     assert fault(Start(Bases(tmp_path).method(method), tuple(args), tuple(names))) == ""
 
 
-@pytest.mark.parametrize("args", ["--trainer.callbacks=Timer", "--trainer.callbacks+=Timer"])
-def test_a_callback_whose_default_is_of_an_enumeration(args: str, tmp_path: Path) -> None:
-    assert fault(Start(Bases(tmp_path).method("FedAvg"), (args,))) == ""
+class Idle(L.Callback):
+    """Does nothing, at some time."""
+
+    def __init__(self, interval: Interval = Interval.step) -> None:
+        self.interval = interval
+
+
+@pytest.mark.parametrize("option", ["--trainer.callbacks=", "--trainer.callbacks+="])
+def test_a_callback_whose_default_is_of_an_enumeration(option: str, tmp_path: Path) -> None:
+    assert fault(Start(Bases(tmp_path).method("FedAvg"), (f"{option}{__name__}.Idle",))) == ""
     assert "interval: step" in Path("runs/version_0/config.yaml").read_text()
 
 
