@@ -76,6 +76,12 @@ class ArrayFiles(TableData):
                 kinds[0] == kinds[1],
                 f"{self.path} has {self.input} of {kinds[0]} and of {kinds[1]}, in {places}: give examples of one kind and size.",
             )
+        for name in filter(None, (self.owner_column, self.group, self.split_column)):
+            lacking = [f"{''.join(table['set'][:1])} (in {_file(table)})" for table in tables if name not in table]
+            require(
+                len(lacking) in (0, len(tables)),
+                f"{self.path} has no array {name} in the set {', '.join(lacking)}, as it has in others: give one for each set.",
+            )
         joined = {name: np.concatenate([table[name] for table in tables]) for name in first if name in same}
         inputs = as_tensor(joined.pop(self.input), f"{self.input} of {self.path}")
         is_bytes, kind = inputs.dtype == torch.uint8, f"{inputs.dtype} of shape {tuple(inputs.shape)}"

@@ -29,7 +29,6 @@ from lightning_fed.data.files.columns import (
 )
 from lightning_fed.data.files.table import FEW, Table, TableData, check_columns, sets_of
 from lightning_fed.data.lines import csv_table, unpacked
-from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.tabular.scaled import ScaledColumns, mean_of_known
 from lightning_fed.errors import FederationError, require
 from lightning_fed.formatting import counted
@@ -147,7 +146,7 @@ class CSVFiles(ScaledColumns, TableData):
         columns = {name: np.array(values) for name, values in found.items()}
         absent = [name for name in self.target if name not in columns]
         require(not absent, f"{files[0]} has the columns {', '.join(header)}, but no target {', '.join(map(repr, absent))}.")
-        owner = self.partition.column if isinstance(self.partition, ByColumn) else None
+        owner = self.owner_column
         for column in filter(None, (owner, self.split_column, self.group)):
             pick_column(type(self).__name__, columns, column)  # before other columns are read as inputs
         other_use = {*self.target, self.split_column, self.group, owner}

@@ -140,7 +140,7 @@ class Instructions(TableData):
         records += [] if self.test_path is None else read_records(self.test_path, "test")
         require(len(records) > 0, f"{self.path} has no records: give at least two per client, one to train and one to test on.")
         _check_column(records, self.label, "label")
-        _check_column(records, self.partition.column if isinstance(self.partition, ByColumn) else None, "client")
+        _check_column(records, self.owner_column, "client")
         rows = self._tokenised(records)
         remaining = [records[number] for number in rows.parts["records"]]
         names = dict.fromkeys(name for record in records for name, value in record.fields.items() if isinstance(value, str | int))

@@ -113,6 +113,11 @@ class TableData(FederatedDataModule):
         raise NotImplementedError(f"{type(self).__name__} must override read().")
 
     @property
+    def owner_column(self) -> str | None:
+        """The column that names an example's client; None if none does."""
+        return self.partition.column if isinstance(self.partition, ByColumn) else None
+
+    @property
     def num_classes(self) -> int:  # type: ignore[override]
         """Number of classes. Unless ``classes`` is given, the data are read, but images in files are not decoded."""
         if self._classes is None:

@@ -21,7 +21,6 @@ from lightning_fed.data.files.columns import (
 )
 from lightning_fed.data.files.table import Table, TableData, check_columns, sets_of
 from lightning_fed.data.lines import csv_table
-from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.text.classification import load_tokenizer, tokenised, written_as
 from lightning_fed.errors import require
 from lightning_fed.formatting import counted
@@ -79,7 +78,7 @@ class TextFiles(TableData):
         of_rows = {name: np.array(values) for name, values in columns.items() if name == self.target or name not in self.input}
         of_rows = {name: values if name == FILE else np.char.strip(values) for name, values in of_rows.items()}
         place = partial(place_of, files=files, lines=lines_of)
-        owner = self.partition.column if isinstance(self.partition, ByColumn) else None
+        owner = self.owner_column
         for column in filter(None, (owner, self.group)):
             if column in of_rows and column != FILE:
                 of_rows[column] = categories_of(of_rows[column])

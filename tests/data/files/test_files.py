@@ -179,6 +179,14 @@ def test_a_set_beside_arrays_without_a_prefix_is_tested_on(other: str) -> None:
     assert data.split == "official"
 
 
+@pytest.mark.parametrize("option", ["client", "group", "split_column"])
+def test_a_role_is_an_array_of_every_set(option: str) -> None:
+    images, labels = np.zeros((20, 2)), np.arange(20) % 2
+    np.savez("m.npz", images=images, labels=labels, who=labels, test_images=images, test_labels=labels)
+    with pytest.raises(FederationError, match=r"m.npz has no array who in the set test \(in .*\), as it has in others: give one"):
+        ArrayFiles("m.npz", **{option: "who"}, **({} if option == "client" else {"num_clients": 2})).setup()
+
+
 def test_one_file_of_arrays_per_client() -> None:
     for user, size in USERS.items():
         np.savez(f"{user}.npz", x=np.full((size, 5), size / 2), y=np.array(["no", "yes"])[np.arange(size) % 2])
