@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_fed.core.module import FederatedModule
@@ -18,6 +19,7 @@ from lightning_fed.errors import require
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.privacy import ExampleDP
 from lightning_fed.privacy.example_dp import ExampleMechanism
+from lightning_fed.seeding import isolated
 
 CHOOSE = "choose a method such as FedAvg, FedPer or Ditto."
 
@@ -48,6 +50,11 @@ def protect_examples(
     """
     privacy = settings.privacy
     assert isinstance(privacy, ExampleDP)
+    require(
+        not settings.quorum,
+        f"Got privacy with quorum={settings.quorum:g}: what clients have sent in a round that is given up would not be counted: "
+        "leave quorum out.",
+    )
     steps = planned_steps(model, {client.id: client.num_train for client in clients}, data.batch_size, settings.rounds)
     mechanism = privacy.mechanism(clients, data.batch_size, steps, settings.seed)
     before = json.loads(str(continued.get("privacy", "{}"))) if continued else {}
@@ -113,8 +120,9 @@ def refuse_what_tells_of_examples(model: FederatedModule, data: FederatedDataMod
         not any(isinstance(layer, _BatchNorm) for layer in model.modules()),
         f"{given} its network has batch norm, which mixes examples: give one without (norm: group of ResNets).",
     )
+    plain = model.task.loss is None or _is_plain_mean(model, data)
     require(
-        model.task.adds_up and getattr(model.task.loss, "weight", None) is None,
+        model.task.adds_up and getattr(model.task.loss, "weight", None) is None and plain,
         f"{given} its loss is not a plain mean over examples: leave class weights out; partial likelihoods cannot be private.",
     )
     clips = model.gradient_clip is not None or any(phase.gradient_clip is not None for phase in model.phases())
@@ -136,6 +144,18 @@ def refuse_what_tells_of_examples(model: FederatedModule, data: FederatedDataMod
         f"{given} the data are standardized or imputed by statistics of the examples: scale them by known ranges, and set "
         "standardize and impute to none.",
     )
+
+
+def _is_plain_mean(model: FederatedModule, data: FederatedDataModule) -> bool:
+    """Whether the given loss of a batch is the mean of those of its examples, tried on random outputs: weights may be anywhere in
+    it, and cancel in a mean over one example.
+    """
+    most = max(data.clients, key=lambda client: client.num_train).id
+    with torch.no_grad(), isolated():
+        x, y = model.unpack(next(iter(data.client(most).predict_dataloader())))
+        outputs = torch.randn_like(model(x), dtype=torch.float32)
+        singles = [model.criterion(outputs[k : k + 1], y[k : k + 1]) for k in range(len(y))]
+        return torch.allclose(model.criterion(outputs, y), torch.stack(singles).mean(), rtol=1e-3)
 
 
 def _has_several_rows(data: FederatedDataModule) -> bool:

@@ -27,6 +27,7 @@ from tiny import (
     sgd,
 )
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from lightning_fed.core import FineTuning
 from lightning_fed.data import CSVFiles
@@ -182,6 +183,9 @@ def test_more_steps_than_the_noise_was_chosen_for_end_the_run(capsys: pytest.Cap
         ({"method": model(accumulate=2)}, "leave accumulate out"),
         ({"method": model(gradient_clip=1.0)}, "leave gradient_clip out"),
         ({"method": model(loss=nn.CrossEntropyLoss(weight=torch.ones(CLASSES)))}, "leave class weights out"),
+        ({"method": model(loss=partial(cross_entropy, weight=torch.arange(1.0, CLASSES + 1)))}, "leave class weights out"),
+        ({"method": model(loss=lambda x, y: cross_entropy(x - x.mean(0), y))}, "its loss is not a plain mean over examples"),
+        ({"quorum": 0.5, "dropout": 0.1}, r"Got privacy with quorum=0.5: .*: leave quorum out"),
         ({"method": new_method("SCAFFOLD")}, "do not only send parameters"),
         ({"method": new_method("FD")}, "do not only send parameters"),
         ({"method": new_method("PF2LoRA")}, "its training step is not a plain gradient step"),
@@ -193,6 +197,11 @@ def test_more_steps_than_the_noise_was_chosen_for_end_the_run(capsys: pytest.Cap
 def test_what_would_give_a_wrong_epsilon_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(FederationError, match=message):
         fit(**{"privacy": dp()} | options)
+
+
+def test_a_loss_of_ones_own_that_is_a_plain_mean_is_none_of_these() -> None:
+    run = fit(dp(), 1, method=model(loss=nn.CrossEntropyLoss(label_smoothing=0.1))).run
+    assert run.history[-1]["privacy/epsilon"] > 0
 
 
 def test_scales_of_the_examples_are_refused(tmp_path: Path) -> None:
