@@ -461,8 +461,10 @@ class Run:
             self._target.reached = manifest.reached
         elif self._target:  # another target or metric than the checkpoint's
             for row in self.history:
+                for name in [name for name in row if name.startswith("target/")]:
+                    del row[name]
                 try:
-                    self._target.update(row)
+                    row |= self._target.update(row)
                 except KeyError as missing:
                     raise FederationError(
                         f"Checkpoint {checkpoint.path} cannot be used: its history lacks {missing} in round {int(row['round'])}, "

@@ -48,6 +48,9 @@ def test_the_target_may_end_a_run(tmp_path: Path) -> None:
     target = fit(tmp_path / "all", rounds=4).run.history[1]["after/test_accuracy/mean"]
     ended = fit(tmp_path / "ended", target=target, stop_at_target=True).run
     assert ended.round == ended.history[-1]["target/round"] <= 2
+    again = fit(tmp_path / "ended", ckpt_path="last", target=target + 1e-9, stop_at_target=True).run
+    assert again.round > ended.round
+    assert not any(key.startswith("target/") for key in again.history[ended.round - 1])  # that of the lower one
 
 
 def test_a_run_ends_with_its_budget(tmp_path: Path) -> None:
