@@ -5,27 +5,18 @@ from zlib import crc32
 
 from lightning_fed.cli.fit import FederationCLI
 from lightning_fed.deployment.wire import VerbSettings, pack
+from lightning_fed.engines.worker_spec import OF_RESULTS
 from lightning_fed.experiments.sweep.settings import SEED, flat, within
 from lightning_fed.storage.initial import initial_network
 
 OF_DATA = ("num_classes", "class_names", "problem", "batch_size", "single_example", "continue_epochs", "augment", "mean", "std")
 """Settings of the data that must be the same everywhere, for any data."""
 
-OF_TRAINER = (
-    "precision",
-    "limit_train_batches",
-    "limit_val_batches",
-    "limit_test_batches",
-    "limit_predict_batches",
-    "fast_dev_run",
-)
-"""Settings of the Trainer that affect results, unlike those of the hardware."""
-
 
 def verb_settings(cli: FederationCLI) -> VerbSettings:
     """The settings that must be the same everywhere, from a command line's objects."""
     given = flat(cli.dumped())
-    blocks = ("model", SEED, "federation.compression", *(f"trainer.{name}" for name in OF_TRAINER))
+    blocks = ("model", SEED, "federation.compression", *(f"trainer.{name}" for name in OF_RESULTS))
     found = {key: value for key, value in given.items() if within(key, blocks)}
     # in the form of JSON
     found |= {f"data.{name}": json.loads(json.dumps(getattr(cli.datamodule, name), default=list)) for name in OF_DATA}

@@ -23,8 +23,15 @@ from lightning_fed.privacy.example_dp import ExampleTraining
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import State
 
-OF_RESULTS = ("precision", "limit_train_batches", "limit_val_batches", "limit_test_batches")
-"""Settings of Trainers that results depend on."""
+OF_RESULTS = (
+    "precision",
+    "limit_train_batches",
+    "limit_val_batches",
+    "limit_test_batches",
+    "limit_predict_batches",
+    "fast_dev_run",
+)
+"""Settings of Trainers that results depend on, unlike those of the hardware."""
 
 
 @dataclass(frozen=True)

@@ -167,9 +167,10 @@ class RoundTurns:
             if self._arrived[0] is not sent.state:
                 self._arrived = sent.state, self._compression.expand_broadcast(sent.state)
             sent = replace(sent, state=self._arrived[1])
-            expanded = replace(update, state=self._compression.expand_update(update.state, sent.state))
+            state = self._compression.expand_update(update.state, sent.state)
+            if (exact := self._exact.pop(turn.client.id, None)) is not None:
+                state = self._compression.unrounded(state, sent.state, exact, self._continued)
+            expanded = replace(update, state=state)
         self._server.check(expanded, sent, turn.client)
         self.traffic.up(update)
-        if (exact := self._exact.pop(turn.client.id, None)) is None:
-            return expanded
-        return replace(expanded, state=self._compression.unrounded(expanded.state, sent.state, exact, self._continued))
+        return expanded
