@@ -92,7 +92,8 @@ def commands(sweep: Sweep, jobs: Sequence[CellJob], best: Mapping[tuple[str, str
     cells = [*sweep.trials, *sweep.cells_with(best)]
     numbers = {cell.name: number for number, cell in reversed([*enumerate(cells)])}
     for job in jobs:
-        yield f"# {numbers[job.cell.name]} {job.cell.name}: {job.folder.status}\n{job.command}"
+        state = f"to continue after round {job.folder.rounds}" if job.grows else job.folder.status
+        yield f"# {numbers[job.cell.name]} {job.cell.name}: {state}\n{job.command}"
     for method in sweep.tune:
         unknown = [cell for cell in cells if cell.method == method and not cell.value]
         if more := sum((cell.partition, cell.seed) != sweep.draws[0] for cell in unknown):  # a trial is the first one's run
@@ -194,6 +195,9 @@ def played(
     with each_line_once(), in_one_line(lambda: remedy, sweep.folder), naming(sweep.folder):
         sweep.folder.mkdir(parents=True, exist_ok=True)
         write_whole(sweep.folder / "sweep.yaml", yaml.safe_dump(as_config(sweep), sort_keys=False))
+        for job in jobs:
+            if job.grows:
+                job.folder.reopen()
         play(jobs, workers, facts, progress, note, start, preempted, wait)
 
 
@@ -250,11 +254,10 @@ def checked(
                     known[kind] = read(cell.name, args)
                 failed.remove(kind)
                 seeds = {SEED: cell.seed} | ({} if cell.partition is None else {plain(PARTITION_SEED): cell.partition})
-                if folder.run is not None:
-                    refuse_other(folder, folder.run, known[kind] | seeds)
+                grows = folder.run is not None and gets_more_rounds(folder, folder.run, known[kind] | seeds)
                 if cell.name in to_build and cell.name in finished:
                     check_start(cell.name, args, tuned=bool(cell.value), played=folder.run, loaded=data)
-                jobs.append(CellJob(cell, folder, args, known[kind]["federation.rounds"], sweep.threads))
+                jobs.append(CellJob(cell, folder, args, known[kind]["federation.rounds"], sweep.threads, grows))
             except FederationError as error:
                 wrong.setdefault(str(error).removeprefix(f"{cell.name}: "), []).append(cell.name)
             if cell.name in to_build:
@@ -270,14 +273,21 @@ def checked(
     return jobs
 
 
-def refuse_other(folder: CellFolder, run: Path, settings: Settings) -> None:
-    """Refuse a cell whose finished run has other settings than the sweep."""
-    before = flat(read_yaml(run / "config.yaml"))
-    if different := differences(before, settings):
+def gets_more_rounds(folder: CellFolder, run: Path, settings: Settings) -> bool:
+    """Whether a cell's run is to be continued for more rounds than it was started with.
+
+    Raises:
+        FederationError: if it has other settings than the sweep, or more rounds but no checkpoint.
+    """
+    before, rounds = flat(read_yaml(run / "config.yaml")), "federation.rounds"
+    grows = settings[rounds] > before[rounds] and any(run.glob("checkpoints/round_*"))
+    if different := differences(before, settings, [rounds] if grows else []):
         key, (was, is_now) = next(iter(different.items()))
+        was = f"{was!r} and has no checkpoint" if key == rounds and is_now > was else repr(was)
         raise FederationError(
-            f"It was run with {key} = {was!r}, the sweep has {is_now!r}: give the sweep another folder, or remove {folder.path}."
+            f"It was run with {key} = {was}, the sweep has {is_now!r}: give the sweep another folder, or remove {folder.path}."
         )
+    return grows
 
 
 def as_config(sweep: Sweep) -> dict[str, object]:

@@ -14,10 +14,12 @@ from pathlib import Path
 from threading import Thread
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import transformers
 import yaml
+from pandas.testing import assert_frame_equal
 from tiny import TINY_BERT, TINY_VIT
 from tiny_commands import refused
 from tiny_files import write_idx
@@ -152,6 +154,49 @@ def test_a_finished_run_of_other_data_is_refused_before_more_are_run(capsys: pyt
     [now] = re.findall(r"FedAvg/seed_3: It was run with other data \(checksum 0123abcd, now (\w+)\): give the sweep", said)
     (run / "run.json").write_text(json.dumps({"data": now}))
     check()
+
+
+@pytest.mark.slow
+def test_more_rounds_continue_finished_runs_and_end_as_if_they_had_been_asked_for_at_first() -> None:
+    longer = {"methods": {name: of | {"federation.rounds": 3} for name, of in SWEEP["methods"].items()}}
+    sweep()
+    stopped = CellFolder(Path("compared/local_only/seed_3"))
+    stopped.reopen()
+    first = [pd.read_csv(path) for path in sorted(Path("compared").rglob("metrics.csv"))]
+    sweep(**longer)
+    last = [pd.read_csv(path) for path in sorted(Path("compared").rglob("metrics.csv"))]
+    assert [len(run) for run in last] == [3, 3]
+    for one, other in zip(first, last, strict=True):
+        assert_frame_equal(one, other[one.columns][:1], check_exact=True)  # its seconds, too: it was not repeated
+    sweep(**longer, folder="at_once")
+    for cell in ("FedAvg/seed_3", "local_only/seed_3"):
+        one, other = (pd.read_csv(Path(folder, cell, "version_0/metrics.csv")) for folder in ("compared", "at_once"))
+        compared = [name for name in one if "seconds" not in name]
+        assert_frame_equal(one[compared], other[compared], check_exact=True)
+    before = stopped.result
+    sweep(**longer)
+    assert stopped.result == before
+
+
+@pytest.mark.usefixtures("no_run")
+def test_more_rounds_continue_a_finished_run_that_has_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    cell = CellFolder(Path("compared/FedAvg/seed_3"))
+    run = cell.path / "version_0"
+    run.mkdir(parents=True)
+    cell.record(CellRecord("finished"))
+    (run / "metrics.csv").write_text("round\n1\n2\n")
+    played = read("FedAvg", ["fit", "--config=base.yaml", "--seed_everything=3", "--federation.rounds=2"])
+    (run / "config.yaml").write_text(yaml.safe_dump(played))
+    check = partial(sweep, "--dry_run", methods={"FedAvg": {"federation.rounds": 3}})
+    assert refused(capsys, start=check).removeprefix("lightning-fed: error: ") == (
+        "FedAvg/seed_3: It was run with federation.rounds = 2 and has no checkpoint, the sweep has 3: give the sweep "
+        "another folder, or remove compared/FedAvg/seed_3.\n"
+    )
+    (run / "checkpoints/round_000002").mkdir(parents=True)
+    check()
+    assert "FedAvg/seed_3: to continue after round 2\n" in capsys.readouterr().out
+    assert cell.status == "finished"
+    assert "federation.rounds = 2, the sweep has 1" in refused(capsys, start=partial(sweep, "--dry_run", methods={"FedAvg": {}}))
 
 
 WRONG: dict[str, tuple[dict[str, object], str]] = {

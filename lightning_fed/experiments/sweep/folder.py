@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from lightning_fed.errors import FederationError
@@ -72,6 +72,12 @@ class CellFolder:
     def record(self, result: CellRecord) -> None:
         """Write ``cell.json``."""
         write_whole(self.path / "cell.json", json.dumps(asdict(result), indent=1))
+
+    def reopen(self) -> None:
+        """Record that a finished run is to be continued, unless another process is running it."""
+        with self.locked() as lock:
+            if lock is not None and (result := self.result):
+                self.record(replace(result, status="interrupted"))
 
     @property
     def run(self) -> Path | None:

@@ -47,6 +47,7 @@ class CellJob:
         args: arguments of ``lightning-fed``.
         rounds: number of its rounds; 0 if it is only listed.
         threads: number of torch threads.
+        grows: its run was started with fewer rounds.
     """
 
     cell: Cell
@@ -54,6 +55,7 @@ class CellJob:
     args: list[str]
     rounds: int
     threads: int
+    grows: bool = False
 
     @property
     def command(self) -> str:
