@@ -11,6 +11,7 @@ from lightning_fed.callbacks.base import FederationCallback, RunView, boards, du
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.ft2font import FT2Font
     from torch import Tensor
 
 
@@ -61,21 +62,43 @@ def label_figure(counts: np.ndarray, clients: Sequence[str] | None = None, class
     from matplotlib.ticker import MaxNLocator
 
     width, height = counts.shape
-    figure = Figure(figsize=(min(5 + 0.28 * width, 16), min(3 + 0.28 * height, 16)), layout="constrained")
+    figure = Figure(figsize=(min(5 + 0.28 * width, 16), min(3 + 0.28 * height, 16)))
     axes = figure.add_subplot()
     client, label = np.nonzero(counts)
     amount = counts[client, label]
     axes.scatter(client, label, s=160 * amount / counts.max(), color="tab:blue", alpha=0.7, linewidths=0)
     axes.set(xlabel="client", ylabel="label", title=f"training examples by client and label (largest: {counts.max():,})")
     axes.set(xlim=(-0.8, width - 0.2), ylim=(-0.8, height - 0.2))
+    room = []
     for axis, size, names, turned in ((axes.xaxis, width, clients, 90), (axes.yaxis, height, classes, 0)):
         axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        labels = []
         if names is not None and len(names) == size <= MOST_NAMES:
-            known = get_font(findfont(FontProperties())).get_charmap()
+            font = get_font(findfont(FontProperties()))
+            known = font.get_charmap()
             labels = [_shortened(str(name)) if all(ord(c) in known for c in str(name)) else str(k) for k, name in enumerate(names)]
             axis.set_ticks(range(size), labels, rotation=turned, parse_math=False)
+        room.append(max((_length(text, font) for text in labels), default=0.0))
+    place(figure, below=room[0], left=room[1])
     axes.grid(alpha=0.2)
     return figure
+
+
+def place(figure: Figure, below: float = 0.0, left: float = 0.0) -> None:
+    """Leave room beside the axes for their titles, and for numbers or for labels of some length in inches. Matplotlib's layouts
+    measure all texts twice, which takes as long as drawing.
+    """
+    width, height = figure.get_size_inches()
+    bottom, beside = 0.4 + max(below, 0.15), 0.4 + max(left, 0.55)
+    figure.subplots_adjust(left=min(beside / width, 0.8), right=1 - 0.15 / width)
+    figure.subplots_adjust(bottom=min(bottom / height, 0.8), top=1 - 0.4 / height)
+
+
+def _length(text: str, font: FT2Font) -> float:
+    """Inches of a text in the size of tick labels."""
+    font.set_size(10, 72)
+    font.set_text(text)
+    return float(font.get_width_height()[0]) / 64 / 72
 
 
 def _shortened(name: str) -> str:
@@ -94,7 +117,8 @@ def spread_figure(values: np.ndarray, majority: Tensor | None, metric: str) -> F
 
     values = values[~np.isnan(values)]
     columns = {"model": values} | ({"majority label": majority.numpy()} if majority is not None else {})
-    figure = Figure(figsize=(2 + 1.6 * len(columns), 4), layout="constrained")
+    figure = Figure(figsize=(2 + 1.6 * len(columns), 4))
+    place(figure)
     axes = figure.add_subplot()
     axes.boxplot(list(columns.values()), tick_labels=list(columns), showfliers=False, widths=0.5)
     for position, column in enumerate(columns.values(), start=1):

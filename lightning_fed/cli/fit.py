@@ -16,7 +16,7 @@ import lightning_fed.models  # noqa: F401 - imported so that short class names w
 from lightning_fed.callbacks import FederationCallback, RunView, Summary
 from lightning_fed.cli import OF_FEDERATION
 from lightning_fed.cli.checks import PREFIX, check_config, check_variables
-from lightning_fed.cli.parser import MODE, Parser, refuse_broken_files
+from lightning_fed.cli.parser import MODE, OF_DUMPS, Parser, refuse_broken_files
 from lightning_fed.cli.refusals import shorten
 from lightning_fed.cli.trainer import REFUSED, build_trainer, settings_of
 from lightning_fed.core.module import FederatedModule
@@ -158,7 +158,7 @@ class FederationCLI(LightningCLI):
         ``dump``. It was validated when it was parsed.
         """
         text = self._parser(self.subcommand).dump(self.config[self.subcommand], skip_unset=False, skip_validation=True, **options)
-        configuration: dict[str, Any] = yaml.safe_load(text)
+        configuration: dict[str, Any] = yaml.load(text, Loader=OF_DUMPS)
         return configuration
 
     def instantiate_classes(self) -> None:

@@ -7,9 +7,11 @@ import os
 from contextlib import suppress
 from importlib import import_module
 
-import matplotlib.backends.backend_agg  # noqa: F401 - a run with loggers imports this and the next two later
+import matplotlib.backends.backend_agg  # noqa: F401 - a run with loggers imports this and the next ones later
+import tabulate  # noqa: F401
 import tensorboard.plugins.hparams.summary_v2  # noqa: F401
 import torch.utils.tensorboard  # noqa: F401
+from PIL import Image
 
 from lightning_fed.cli.checks import PREFIX
 from lightning_fed.cli.dry_run import ParseOnly
@@ -22,6 +24,8 @@ from lightning_fed.system.children import forget_safe_path
 given = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(PREFIX)}
 ParseOnly(["fit", "--config", str(shipped()["quickstart"])])
 os.environ.update(given)
+
+Image.preinit()  # imports the common formats
 
 forget_safe_path()
 gc.collect()

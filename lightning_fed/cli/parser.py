@@ -22,6 +22,9 @@ from lightning_fed.experiments.sweep.settings import StrictLoader, read_yaml
 MODE = "strict yaml"
 """The loader of values and files: jsonargparse's YAML loader, but duplicate keys are refused."""
 
+OF_DUMPS: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The loader of what :func:`dump` wrote: several times faster, but with less to say about errors in users' files."""
+
 
 def tensor_of(numbers: Any) -> torch.Tensor:
     """A tensor from a list of numbers, which is how class weights are written."""
