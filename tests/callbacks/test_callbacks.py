@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny import CLASSES, Net, Stop, new_data, new_federation, new_method, new_trainer
 
@@ -100,6 +101,12 @@ def test_a_continued_run_shows_each_round_once() -> None:
     assert len(read_csv("metrics.csv")) == 4
 
 
+def nothing_is_cut(figure: Figure) -> bool:
+    """Whether all texts are within a figure."""
+    found, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    return bool(found.x0 >= 0 and found.y0 >= 0 and found.x1 <= width and found.y1 <= height)
+
+
 @pytest.mark.parametrize(("clients", "classes"), [(10, 10), (50, 100), (1, 2), (3, 1)])
 def test_label_figure(clients: int, classes: int) -> None:
     counts = np.random.default_rng(0).integers(0, 3, (clients, classes))
@@ -107,8 +114,7 @@ def test_label_figure(clients: int, classes: int) -> None:
     figure = label_figure(counts, [f"site {k}" for k in range(clients)], ["no", "yes"])
     axes = figure.axes[0]
     figure.canvas.draw()
-    title = axes.title.get_window_extent()
-    assert figure.bbox.x0 <= title.x0 < title.x1 <= figure.bbox.x1
+    assert nothing_is_cut(figure)
     named = [[label.get_text() for label in labels()] for labels in (axes.get_xticklabels, axes.get_yticklabels)]
     assert named[0] == [f"site {k}" for k in range(clients)]
     assert (named[1] == ["no", "yes"]) == (classes == 2)
@@ -128,6 +134,14 @@ def test_names_beside_a_figure_are_not_read_as_formulas_and_numbers_stand_for_wh
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["$1_$", "ill", "2", "an_identifier_of_30…"]
 
 
+def test_there_is_room_for_the_longest_names() -> None:
+    long = ["W" * 30, *map(str, range(14))]
+    assert nothing_is_cut(label_figure(np.eye(15), long, long))
+    small = label_figure(np.eye(1), long[:1], long[:1])  # its axes are kept, and what is outside is cut
+    small.canvas.draw()
+    assert small.axes[0].bbox.height > 0
+
+
 @pytest.mark.parametrize("majority", [torch.tensor([0.2, 0.3, 0.4]), None])
 def test_spread_figure(majority: torch.Tensor | None) -> None:
     values = np.array([0.5, 0.7, 0.9])
@@ -138,6 +152,7 @@ def test_spread_figure(majority: torch.Tensor | None) -> None:
     assert [label.get_text() for label in axes.get_xticklabels()] == ["model", "majority label"][: len(columns)]
     assert axes.lines[0].get_ydata().max() == 0.8  # the upper quartile
     assert axes.get_title() == "3 clients"
+    assert nothing_is_cut(spread_figure(np.array([1e5, 9e5]), majority, "perplexity"))
     spread_figure(np.array([np.nan]), None, "auroc")
 
 
