@@ -81,7 +81,7 @@ def measurements(run: RunView, kind: Split, metric: str, metrics: Mapping[str, f
 def named(run: RunView, stage: str, of_clients: bool) -> str:
     """The name of an evaluation."""
     words = stage.replace("_", " ")
-    words = STAGES.get(stage, words) if of_clients else f"{words} model, all clients' data"
+    words = STAGES.get(stage, words) if of_clients else f"{words} model, all clients"
     return words.replace("all clients", "seen clients") if run.unseen else words
 
 
