@@ -33,6 +33,7 @@ class RunFacts(FederationCallback):
             "data": run.identity["data"],
             "natural_clients": not data.at_hand or (data.partition.is_natural and data.given_num_clients is None),
             "rounds": int(run.rounds),
+            "evaluate_every": int(run.evaluate_every),
             "monitor": run.monitored("test"),
             "higher_is_better": model.higher_is_better,
             "lower_is_better": sorted(name for name, metric in known if metric.higher_is_better is False),

@@ -21,7 +21,7 @@ from lightning_fed.experiments.sweep.player import CellJob, play, write_cells
 from lightning_fed.experiments.sweep.processes import Start, own_processes
 from lightning_fed.experiments.sweep.progress import SweepProgress
 from lightning_fed.experiments.sweep.provenance import commit, machine, versions
-from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, flat, plain, read_yaml
+from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, flat, plain, read_json, read_yaml
 from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.experiments.sweep.tuning import chosen, trials
 from lightning_fed.system.console import UnreadConsole
@@ -66,7 +66,7 @@ def run(args: Sequence[str]) -> None:
         raise FederationError(f"{config}: there is no base {sweep.base}. {error}") from error
     again = shlex.join(["lightning-fed", *args])
     if given.dry_run:
-        best = chosen(trials(sweep, sweep.folder))
+        best = decided(sweep, console)
         say(commands(sweep, checked(sweep, known_cells(sweep, best), console), best))
         return
     with preemption() as preempted:
@@ -85,6 +85,18 @@ def known_cells(sweep: Sweep, best: Mapping[tuple[str, str], str]) -> list[Cell]
     """
     cells = (*sweep.trials, *(cell for cell in sweep.cells_with(best) if cell.value or cell.method not in sweep.tune))
     return list({cell.name: cell for cell in cells}.values())
+
+
+def decided(sweep: Sweep, console: Console) -> dict[tuple[str, str], str]:
+    """The best value of each tuned method, by setting and method, whose trials have ended with as many rounds as the sweep has."""
+    best = chosen(trials(sweep, sweep.folder))
+    ended = [cell for cell in sweep.trials if (cell.setting, cell.method) in best]
+    growing = (
+        {(job.cell.setting, job.cell.method) for job in checked(sweep, ended, console, build=False) if job.grows}
+        if ended
+        else set()
+    )
+    return {key: value for key, value in best.items() if key not in growing}
 
 
 def commands(sweep: Sweep, jobs: Sequence[CellJob], best: Mapping[tuple[str, str], str]) -> Iterator[str]:
@@ -117,6 +129,7 @@ def play_all(
         FederationError: if all values of a method have ended, none with a number.
     """
     jobs = checked(sweep, known_cells(sweep, {}), console, after_check=after_check)
+    reopen(jobs)
     tried = [job for job in jobs if job.cell.value]
     played(sweep, tried, known_cells(sweep, {}), workers, console, start, preempted, wait=True)
     if preempted():
@@ -125,6 +138,7 @@ def play_all(
     if tried:
         cells = [cell for cell in sweep.cells_with(best) if cell.method not in sweep.tune or cell.value]
         jobs = checked(sweep, cells, console)
+        reopen(jobs)
     played(sweep, jobs, known_cells(sweep, best), workers, console, start, preempted)
     undecided = [job for job in tried if (job.cell.setting, job.cell.method) not in best]
     conclude(sweep, [*undecided, *jobs], again)
@@ -142,7 +156,7 @@ def play_cell(sweep: Sweep, number: int, console: Console, again: str, preempted
     Raises:
         FederationError: if there is no such cell, or its settings are not known yet.
     """
-    best = chosen(trials(sweep, sweep.folder))
+    best = decided(sweep, console)
     cells = [*sweep.trials, *sweep.cells_with(best)]
     if number >= len(cells):
         raise FederationError(f"There is no run {number}: the sweep has {len(cells)}, from 0 on; --dry_run lists them.")
@@ -153,6 +167,7 @@ def play_cell(sweep: Sweep, number: int, console: Console, again: str, preempted
             f"{len(sweep.trials) - 1} have ended: run them first."
         )
     jobs = checked(sweep, [cell], console, build=False)
+    reopen(jobs)
     played(sweep, jobs, known_cells(sweep, best), 1, console, own_processes(sweep.threads), preempted)
     conclude(sweep, jobs, again)
 
@@ -195,9 +210,6 @@ def played(
     with each_line_once(), in_one_line(lambda: remedy, sweep.folder), naming(sweep.folder):
         sweep.folder.mkdir(parents=True, exist_ok=True)
         write_whole(sweep.folder / "sweep.yaml", yaml.safe_dump(as_config(sweep), sort_keys=False))
-        for job in jobs:
-            if job.grows:
-                job.folder.reopen()
         play(jobs, workers, facts, progress, note, start, preempted, wait)
 
 
@@ -277,17 +289,38 @@ def gets_more_rounds(folder: CellFolder, run: Path, settings: Settings) -> bool:
     """Whether a cell's run is to be continued for more rounds than it was started with.
 
     Raises:
-        FederationError: if it has other settings than the sweep, or more rounds but no checkpoint.
+        FederationError: if it has other settings than the sweep, or more rounds, with which it would not end as a run that had them
+            at first.
     """
     before, rounds = flat(read_yaml(run / "config.yaml")), "federation.rounds"
-    grows = settings[rounds] > before[rounds] and any(run.glob("checkpoints/round_*"))
-    if different := differences(before, settings, [rounds] if grows else []):
+    more = settings[rounds] > before[rounds]
+    why = obstacle(run, before) if more else ""
+    if different := differences(before, settings, [rounds] if more and not why else []):
         key, (was, is_now) = next(iter(different.items()))
-        was = f"{was!r} and has no checkpoint" if key == rounds and is_now > was else repr(was)
+        was = f"{was!r}{why}" if key == rounds else repr(was)
         raise FederationError(
             f"It was run with {key} = {was}, the sweep has {is_now!r}: give the sweep another folder, or remove {folder.path}."
         )
-    return grows
+    return more
+
+
+def obstacle(run: Path, settings: Settings) -> str:
+    """Why a run would not end as one that had more rounds at first; empty if it would."""
+    every = read_json(run / "run.json").get("evaluate_every", settings.get("federation.evaluate_every"))
+    if not any(run.glob("checkpoints/round_*")):
+        return " and has no checkpoint"
+    if settings.get("federation.privacy.epsilon") is not None:
+        return " and the noise for these"
+    if not every or settings["federation.rounds"] % every or settings.get("model.fine_tuning.when") == "last":
+        return " and measured after the last, as a longer run would not be"
+    return ""
+
+
+def reopen(jobs: Sequence[CellJob]) -> None:
+    """Record finished runs that get more rounds as unfinished: all at once, so that no report compares them with longer ones."""
+    for job in jobs:
+        if job.grows:
+            job.folder.reopen(job.rounds)
 
 
 def as_config(sweep: Sweep) -> dict[str, object]:

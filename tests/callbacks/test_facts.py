@@ -50,6 +50,11 @@ def test_headline_and_phases(method: str, options: Any, monitor: str, training: 
     history = federation.fit(new_method(method, **options), data)
     facts = json.loads(Path("runs/version_0/run.json").read_text())
     played = {"method": method, "seed": 0, "partition_seed": 3, "data": data.fingerprint(), "natural_clients": False, "rounds": 1}
-    measured = {"monitor": monitor, "higher_is_better": True, "lower_is_better": list(options.get("metrics", ()))}
+    measured = {
+        "evaluate_every": federation.run.evaluate_every,
+        "monitor": monitor,
+        "higher_is_better": True,
+        "lower_is_better": list(options.get("metrics", ())),
+    }
     assert facts == played | measured | {"training": training, "fine_tuning": fine_tuning}
     assert monitor in history[-1]

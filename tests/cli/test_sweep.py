@@ -27,12 +27,14 @@ from tiny_files import write_idx
 from lightning_fed.__main__ import main
 from lightning_fed.cli import dry_run
 from lightning_fed.cli.dry_run import check_start, errors_of, read
+from lightning_fed.cli.sweep import gets_more_rounds
 from lightning_fed.data import IID, Digits, InMemory
+from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report import load_clients, load_runs
 from lightning_fed.experiments.sweep import processes
 from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
 from lightning_fed.experiments.sweep.plan import Cell, arguments
-from lightning_fed.experiments.sweep.settings import Settings, flat, plain, read_yaml
+from lightning_fed.experiments.sweep.settings import Settings, flat, plain, read_json, read_yaml
 from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg
@@ -158,10 +160,11 @@ def test_a_finished_run_of_other_data_is_refused_before_more_are_run(capsys: pyt
 
 @pytest.mark.slow
 def test_more_rounds_continue_finished_runs_and_end_as_if_they_had_been_asked_for_at_first() -> None:
+    Path("base.yaml").write_text(BASE.replace("rounds: 1", "rounds: 1, evaluate_every: 1"))
     longer = {"methods": {name: of | {"federation.rounds": 3} for name, of in SWEEP["methods"].items()}}
     sweep()
     stopped = CellFolder(Path("compared/local_only/seed_3"))
-    stopped.reopen()
+    stopped.reopen(3)
     first = [pd.read_csv(path) for path in sorted(Path("compared").rglob("metrics.csv"))]
     sweep(**longer)
     last = [pd.read_csv(path) for path in sorted(Path("compared").rglob("metrics.csv"))]
@@ -178,25 +181,56 @@ def test_more_rounds_continue_finished_runs_and_end_as_if_they_had_been_asked_fo
     assert stopped.result == before
 
 
-@pytest.mark.usefixtures("no_run")
-def test_more_rounds_continue_a_finished_run_that_has_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def finished() -> CellFolder:
+    """The cell of a run of two rounds, measured after each."""
     cell = CellFolder(Path("compared/FedAvg/seed_3"))
     run = cell.path / "version_0"
-    run.mkdir(parents=True)
+    (run / "checkpoints/round_000002").mkdir(parents=True)
     cell.record(CellRecord("finished"))
     (run / "metrics.csv").write_text("round\n1\n2\n")
+    (run / "run.json").write_text(json.dumps({"evaluate_every": 1}))
     played = read("FedAvg", ["fit", "--config=base.yaml", "--seed_everything=3", "--federation.rounds=2"])
     (run / "config.yaml").write_text(yaml.safe_dump(played))
-    check = partial(sweep, "--dry_run", methods={"FedAvg": {"federation.rounds": 3}})
-    assert refused(capsys, start=check).removeprefix("lightning-fed: error: ") == (
-        "FedAvg/seed_3: It was run with federation.rounds = 2 and has no checkpoint, the sweep has 3: give the sweep "
-        "another folder, or remove compared/FedAvg/seed_3.\n"
-    )
-    (run / "checkpoints/round_000002").mkdir(parents=True)
-    check()
+    return cell
+
+
+@pytest.mark.usefixtures("no_run")
+def test_more_rounds_continue_a_finished_run(capsys: pytest.CaptureFixture[str], finished: CellFolder) -> None:
+    sweep("--dry_run", methods={"FedAvg": {"federation.rounds": 3}})
     assert "FedAvg/seed_3: to continue after round 2\n" in capsys.readouterr().out
-    assert cell.status == "finished"
-    assert "federation.rounds = 2, the sweep has 1" in refused(capsys, start=partial(sweep, "--dry_run", methods={"FedAvg": {}}))
+    assert finished.status == "finished"
+    finished.reopen(2)  # another process has played them
+    assert finished.status == "finished"
+    finished.reopen(3)
+    assert finished.result == CellRecord("interrupted", rounds=3)
+    less = partial(sweep, "--dry_run", methods={"FedAvg": {}})
+    assert "federation.rounds = 2, the sweep has 1" in refused(capsys, start=less)
+
+
+@pytest.mark.parametrize(
+    ("made_with", "why"),
+    [
+        ({"checkpoints": "none"}, "has no checkpoint"),
+        ({"evaluate_every": 3}, "measured after the last, as a longer run would not be"),
+        ({"evaluate_every": 0}, "measured after the last, as a longer run would not be"),
+        ({"model.fine_tuning.when": "last"}, "measured after the last, as a longer run would not be"),
+        ({"federation.privacy.epsilon": 8.0}, "the noise for these"),
+    ],
+    ids=str,
+)
+def test_a_run_is_not_continued_that_would_end_otherwise_than_a_longer_one(
+    finished: CellFolder, made_with: dict[str, object], why: str
+) -> None:
+    run = finished.path / "version_0"
+    if "checkpoints" in made_with:
+        (run / "checkpoints/round_000002").rmdir()
+    if "evaluate_every" in made_with:
+        (run / "run.json").write_text(json.dumps(made_with))
+    settings = flat(read_yaml(run / "config.yaml")) | {key: value for key, value in made_with.items() if "." in key}
+    (run / "config.yaml").write_text(json.dumps(settings))
+    with pytest.raises(FederationError, match=rf"federation.rounds = 2 and {why}, the sweep has 3"):
+        gets_more_rounds(finished, run, settings | {"federation.rounds": 3})
 
 
 WRONG: dict[str, tuple[dict[str, object], str]] = {
@@ -384,6 +418,26 @@ def test_a_run_is_played_by_its_number(capsys: pytest.CaptureFixture[str]) -> No
         **{"local_only/partition_5_seed_0": "waiting", "FedAvg/epochs=2/partition_6_seed_0": "finished"},
         "local_only/partition_6_seed_0": "waiting",
     }
+
+
+@pytest.mark.usefixtures("tuned")
+def test_a_value_that_was_chosen_after_fewer_rounds_is_not_yet_the_best(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tune = TUNING | {"tune": {"FedAvg": {"model.init_args.epochs": [1, 2]}}}
+    sweep("--isolate", **tune)
+    for run in Path("compared").rglob("version_0"):
+        (run / "checkpoints/round_000001").mkdir(parents=True)
+        (run / "run.json").write_text(json.dumps(read_json(run / "run.json") | {"evaluate_every": 1}))
+    for check in ("check_start", "read"):
+        monkeypatch.setattr(dry_run, check, lambda name, args, **_: {"federation.rounds": 2})
+    assert "Run 4 is one of FedAvg with its best value, which is not known" in refused(
+        capsys, start=partial(sweep, "--cell", "4", **tune)
+    )
+    sweep("--dry_run", **tune)
+    said = capsys.readouterr().out
+    assert said.count("to continue after round 1") == 4
+    assert "# 1 more of FedAvg, with the best of 2 values" in said
 
 
 @pytest.mark.usefixtures("tuned")

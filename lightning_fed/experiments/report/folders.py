@@ -62,7 +62,7 @@ class RunFolder:
     def planned_rounds(self) -> int:
         """Number of rounds of the finished run, which may be less than configured."""
         rounds = self.facts.get("rounds")
-        return rounds if isinstance(rounds, int) else int(self.settings["federation.rounds"])
+        return max(rounds_to_come(self.path), rounds if isinstance(rounds, int) else int(self.settings["federation.rounds"]))
 
     @property
     def monitor(self) -> str:
@@ -130,6 +130,7 @@ def _labelled(path: Path, vary: Sequence[str], sweeps: dict[Path, Played]) -> Ru
     keys to ``vary`` are separate settings; ``sweeps`` are those known so far, with the folders of their runs.
     """
     settings = read_settings(path)
+    settings["federation.rounds"] = max(rounds_to_come(path), settings["federation.rounds"])
     values = {key: settings.get(key, str(settings.get(f"{key}.class_path")).rpartition(".")[2]) for key in vary}
     varied = ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
     root = next((parent for parent in path.absolute().parents if (parent / "sweep.yaml").is_file()), None)
@@ -143,6 +144,12 @@ def _labelled(path: Path, vary: Sequence[str], sweeps: dict[Path, Played]) -> Ru
     if cell is None:
         return None
     return RunFolder(path, settings, cell.method, ", ".join(filter(None, (cell.setting, varied))), (root, sweep))
+
+
+def rounds_to_come(path: Path) -> int:
+    """Number of rounds that a sweep's unfinished run is to have, which may be more than it was started with; otherwise 0."""
+    record = CellFolder(path.parent).result
+    return record.rounds if record is not None and record.status != "finished" else 0
 
 
 def _place(run: RunFolder) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from lightning_fed.errors import FederationError
-from lightning_fed.experiments.sweep.settings import read_json
+from lightning_fed.experiments.sweep.settings import flat, read_json, read_yaml
 from lightning_fed.system.disk import write_whole
 from lightning_fed.system.folders import numbered
 from lightning_fed.system.locks import taken
@@ -32,6 +32,7 @@ class CellRecord:
         versions: versions of Python and of the libraries that affect results.
         commit: commit of the repository in the working directory, ``+changes`` if files differ from it; empty without one.
         machine: system, processor, cores.
+        rounds: number of rounds that the run is to have.
     """
 
     status: str
@@ -41,6 +42,7 @@ class CellRecord:
     versions: str = ""
     commit: str = ""
     machine: str = ""
+    rounds: int = 0
 
 
 class CellFolder:
@@ -73,11 +75,12 @@ class CellFolder:
         """Write ``cell.json``."""
         write_whole(self.path / "cell.json", json.dumps(asdict(result), indent=1))
 
-    def reopen(self) -> None:
-        """Record that a finished run is to be continued, unless another process is running it."""
+    def reopen(self, rounds: int) -> None:
+        """Record that a finished run is to have more rounds, unless another process is running it, or has done so."""
         with self.locked() as lock:
-            if lock is not None and (result := self.result):
-                self.record(replace(result, status="interrupted"))
+            result, run = self.result, self.run
+            if lock is not None and result and run and flat(read_yaml(run / "config.yaml"))["federation.rounds"] < rounds:
+                self.record(replace(result, status="interrupted", rounds=rounds))
 
     @property
     def run(self) -> Path | None:

@@ -89,7 +89,7 @@ class Attempt:
         self._holding = holding
         self._spent = before.seconds if before else 0.0
         self._start = time.monotonic()
-        self._outcome = replace(facts, command=job.command)
+        self._outcome = replace(facts, command=job.command, rounds=job.rounds)
         job.folder.record(replace(self._outcome, status="interrupted", seconds=self._spent))  # until it ends
         args = [*job.args, "--ckpt_path=last"] if job.folder.run else job.args
         self._process = start(args, job.folder.log, lock, job.names)

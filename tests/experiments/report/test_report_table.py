@@ -18,6 +18,7 @@ from lightning_fed.experiments.report.layout import Entry, Layout
 from lightning_fed.experiments.report.methods_table import finding, spread, tables
 from lightning_fed.experiments.report.seeds_table import seed_tables
 from lightning_fed.experiments.report.writers import html, latex, markdown, terminal
+from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
 from lightning_fed.experiments.sweep.plan import Published, ReportOptions
 from lightning_fed.formatting import sized
 
@@ -154,6 +155,17 @@ def test_unfinished_runs_are_left_out_and_named() -> None:
     runs = load_runs("runs", "late", vary=["federation.rounds"])
     assert unfinished(runs) == ["Left out: late/c has finished 1 of 9 rounds."]
     assert [list(rows_of(layout)) for layout in tables(runs)] == [["FedAvg", "Standalone", "majority label"]]
+
+
+def test_a_run_that_is_to_have_more_rounds_is_not_finished(tmp_path: Path) -> None:
+    folder = write_sweep(tmp_path / "sweep", {"FedAvg": [0.5], "Standalone": [0.4]})
+    file = folder / "sweep.yaml"
+    file.write_text(file.read_text().replace("model: FedAvg", "model: FedAvg\n    federation.rounds: 3"))
+    for method, status in (("FedAvg", "failed"), ("Standalone", "finished")):
+        CellFolder(folder / method / "seed_0").record(CellRecord(status, rounds=3))
+    runs = load_runs(folder)
+    assert unfinished(runs) == [f"Left out: {folder}/FedAvg/seed_0/version_0 has finished 2 of 3 rounds."]
+    assert [list(rows_of(layout)) for layout in tables(runs)] == [["Standalone", "majority label"]]
 
 
 def test_settings_without_a_number_or_a_run_of_a_reference_do_not_prevent_the_others() -> None:
