@@ -395,7 +395,7 @@ class PhasedModule(L.LightningModule):
         ends = self.accumulate > 1 and progress.steps_left is None and batch_idx + 1 == progress.batches
         if len(progress.waiting) == self.batches_per_step or ends:
             step = progress.waiting if self.batches_per_step > 1 else batch
-            size = sum(map(self.loss_terms, step)) if self.accumulate > 1 else extract_batch_size(batch)
+            size = sum(map(self.loss_terms, step if self.accumulate > 1 else [batch]))
             progress.waiting = []
             progress.losses.append(self.client_step(step))
             progress.sizes.append(size)
@@ -409,8 +409,8 @@ class PhasedModule(L.LightningModule):
     def on_train_epoch_end(self) -> None:
         """Log the epoch's ``train/<phase>_loss``, its current ``train/<phase>_penalty`` and ``lr/<phase>``, where there are any.
 
-        The loss is the mean over the epoch's examples and over the terms of the loss. It is logged once per epoch because logging
-        takes longer than a small step.
+        The loss is the mean over the epoch's examples, or over what their loss is a mean of (tokens, class weights). It is logged
+        once per epoch because logging takes longer than a small step.
         """
         progress = self.progress
         if progress.losses:

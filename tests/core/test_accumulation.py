@@ -44,12 +44,14 @@ def test_a_step_of_small_batches_is_one_of_a_large_one(method: type[FedAvg], opt
     assert (trained(8, 1, method, **options) - whole).abs().max() > 1e-4
 
 
-def test_steps_are_counted_and_logged_as_they_are_taken() -> None:
-    rows = []
+@pytest.mark.parametrize(("steps", "options"), [(5, {}), (4, {"ignore_index": 0}), (4, {"weight": WEIGHTS})])
+def test_steps_are_counted_and_logged_as_they_are_taken(steps: int, options: dict[str, Any]) -> None:
+    """The loss of an epoch is a mean over what the loss of a step is a mean of."""
+    rows, loss = [], torch.nn.CrossEntropyLoss(**options)
     for batch_size, accumulate in ((24, 1), (8, 3)):
         federation = new_federation(1)
         data = new_data(1, 60, batch_size=batch_size, val_share=0.0, test_share=0.2)  # two steps an epoch
-        federation.fit(FedAvg(Net, CLASSES, sgd, steps=5, accumulate=accumulate), data)
+        federation.fit(FedAvg(Net, CLASSES, sgd, steps=steps, accumulate=accumulate, loss=loss), data)
         rows += federation.run.history
     assert rows[0]["train/local_loss"] == pytest.approx(rows[1]["train/local_loss"], rel=1e-5)
     assert rows[0]["compute/flops"] == rows[1]["compute/flops"]
