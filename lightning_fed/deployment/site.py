@@ -18,7 +18,7 @@ from lightning_fed.deployment.wire import (
     pack_update,
     unpack,
 )
-from lightning_fed.engines.preflight.generated_answers import check_generation
+from lightning_fed.engines.preflight.generated_answers import check_generation, refuse_long_prompts
 from lightning_fed.engines.preflight.shape_mismatch import refuse_unknown_tokens
 from lightning_fed.engines.preflight.single_examples import refuse_single_examples
 from lightning_fed.engines.worker_spec import WorkerSpec
@@ -131,12 +131,14 @@ class Site:
         self.store = SiteStore(folder)
         self.info = spec.data.client(client).info
         self._data = spec.data.fingerprint()
-        spec.build()
+        trainer_settings = spec.build()
         self._worker = spec.worker()
         self._frozen = frozen_checksum(self._worker.template)
         refuse_unknown_tokens(self._worker.template, spec.data.client(client))
         assert isinstance(spec.data, OneClient)
         check_generation(self._worker.template, spec.data.given)
+        validates = trainer_settings["trainer.limit_val_batches"] != 0
+        refuse_long_prompts(self._worker.template, [spec.data.client(client)], validates)
         refuse_single_examples(self._worker.template, spec.data, [self.info], spec.seed)
 
     def answer(self, message: bytes) -> bytes:

@@ -20,10 +20,10 @@ from lightning_fed.core.messages import ClientUpdate, Turn
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.public_distillation import PublicDistillation
 from lightning_fed.core.server import PRIVACY, Server
-from lightning_fed.data import FederatedDataModule
+from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines import Engine, InProcess
-from lightning_fed.engines.preflight.generated_answers import check_generation
+from lightning_fed.engines.preflight.generated_answers import check_generation, refuse_long_prompts
 from lightning_fed.engines.preflight.shape_mismatch import refuse_unknown_tokens
 from lightning_fed.engines.preflight.single_examples import refuse_single_examples
 from lightning_fed.engines.silence import torch_threads
@@ -126,6 +126,8 @@ class Run:
             aggregate_robustly(self.server, model, settings.aggregation, self.cohort_size)
         if data.at_hand:
             check_generation(model, data)
+            if not reading:
+                refuse_long_prompts(model, self._measured(), self._trainer_settings["trainer.limit_val_batches"] != 0)
             refuse_single_examples(model, data, who.trained_on, self.seed)
         self.method, self.metric = type(model).__name__, model.monitor
         self.identity = {"method": self.method, "seed": self.seed, "clients": len(self.clients), "data": data.fingerprint()}
@@ -158,8 +160,7 @@ class Run:
         if checkpoint is not None:
             self._continue_from(checkpoint)
         self.local = self._spec.worker()  # for models on request; the engine runs the turns
-        honest = [client for client in self.clients if client.id not in self.attackers]
-        self._evaluation = Evaluation(self.server, honest, self.unseen, self.local, self._turns)
+        self._evaluation = Evaluation(self.server, self._honest, self.unseen, self.local, self._turns)
         self.loggers = self._make_loggers(settings.logger)
         engine.open(self._spec, self.store)
 
@@ -269,6 +270,17 @@ class Run:
         totals = row if "traffic/total_bytes" in row else running_totals(self.history[-1] if self.history else {}, row)
         another = totals["traffic/total_bytes"] + row["traffic/down_bytes"] + row["traffic/up_bytes"]
         return another > self.settings.budget * 2**20
+
+    @property
+    def _honest(self) -> list[ClientInfo]:
+        """The clients that are measured: those that are no attackers."""
+        return [client for client in self.clients if client.id not in self.attackers]
+
+    def _measured(self) -> Iterator[ClientDataModule]:
+        """The data that models are measured on: each client's, and those of all for the server's models."""
+        yield from (self.data.client(client.id) for client in self._honest)
+        if self.server.global_models():
+            yield self.data.pooled()
 
     def _draw_cohort(self) -> list[ClientInfo]:
         """The participants in client order, a function of (seed, round). Also starts the server's round."""

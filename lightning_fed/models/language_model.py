@@ -92,7 +92,7 @@ class TransformerLM(Transformer):
         ids = inputs["input_ids"]
         lengths = (targets != IGNORED).int().argmax(dim=1) + 1
         longest = int(lengths.max())
-        self._check_room(longest)
+        self.check_room(longest)
         column = torch.arange(longest, device=ids.device) + (lengths - longest)[:, None]  # negative left of a prompt
         prompts = ids.gather(1, column.clamp(min=0)).masked_fill(column < 0, PADDING)
         prompts, row = prompts.unique(dim=0, return_inverse=True)  # rows of one example have the same prompt
@@ -120,7 +120,8 @@ class TransformerLM(Transformer):
                 "choose a causal language model, or set is_decoder in its config."
             )
 
-    def _check_room(self, longest: int) -> None:
+    def check_room(self, longest: int) -> None:
+        """Raises :class:`FederationError` if a prompt of this many tokens and an answer do not fit in the network's positions."""
         positions = getattr(self.network.config, "max_position_embeddings", None)
         if positions is not None and longest + self.max_new_tokens > positions:
             raise FederationError(

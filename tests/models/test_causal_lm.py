@@ -194,6 +194,36 @@ def test_generation_in_vain_is_said_before_the_first_round(tmp_path: Path, capsy
         Site(spec, 0, VerbSettings.of({}), tmp_path)
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_prompts_without_room_for_answers_are_refused_before_the_first_round(side: str, tmp_path: Path) -> None:
+    """In the batches of which texts are generated: of test data, and of validation data if these are measured."""
+    of_data: dict[str, Any] = {"num_clients": 1, "val_share": 0.3, "padding": side}
+    _, validation, test = (rows.tolist() for rows in new_data(tmp_path, **of_data).client(0).splits)
+
+    def new(row: int, limit: int) -> tuple[FedAvg, Instructions]:
+        """With a long prompt in this row."""
+        data, records = new_data(tmp_path, **of_data), chats(6)
+        records[row]["messages"][0]["content"] = "x" * 220
+        write_lines(tmp_path / "chats.jsonl", records)
+        data.setup()
+        return FedAvg(partial(tiny, generate_examples=limit, max_new_tokens=20), 1, epochs=0), data
+
+    def fit(row: int, limit: int, **options: Any) -> None:
+        new_federation(1, run_dir=tmp_path / "runs", **options).fit(*new(row, limit))
+
+    said = "A prompt of 239 tokens and max_new_tokens=20 do not fit in the network's 256 positions"
+    for row, limit, options in ((test[1], 1, {}), (test[2], 3, {}), (validation[0], 1, {"trainer": new_trainer})):
+        with pytest.raises(FederationError, match=said):
+            fit(row, limit, **options)
+    assert not (tmp_path / "runs").exists()
+    method, data = new(test[1], 1)
+    with pytest.raises(FederationError, match=said):
+        Site(WorkerSpec(method, OneClient(data, 0, 0), new_trainer, 0), 0, VerbSettings.of({}), tmp_path)
+    if side == "right":
+        for row in (test[2], validation[0]):
+            fit(row, 2)  # nothing is generated of these
+
+
 @pytest.mark.parametrize("official", [False, True])
 def test_tokens_that_a_network_does_not_know_are_refused_before_the_first_round(official: bool, tmp_path: Path) -> None:
     """With a test set of their own, or a share of all."""
