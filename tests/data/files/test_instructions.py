@@ -371,6 +371,17 @@ def test_answers_are_scored_by_the_first_one_of_their_row(tmp_path: Path) -> Non
         ("nothing", "#### 3", False, False),
         ("Not an Entailment!", "not an entailment", True, False),
         ("not", "not an entailment", False, False),
+        ("3", "-3", False, False),
+        ("The answer: -3.", "the answer -3", True, True),
+        ("1 5", "1.5", False, False),
+        ("It is 1.5, or .5.", "it is 1.5 or .5", True, True),
+        ("-$5.00", "$-5.00", True, True),
+        ("near £20-25 -- so...5 of 5-year-olds", "Near £20 25 so 5 of 5 year olds", True, True),
+        ("No.5, e-3", "no 5 e 3", True, False),
+        ("", "+", False, False),
+        ("<", "!=", False, False),
+        ("", "```", False, False),
+        ("+ ", "+", True, False),
     ],
 )
 def test_what_is_right(answer: str, reference: str, exact: bool, last: bool) -> None:
