@@ -45,8 +45,9 @@ class Instructions(TableData):
 
     A record has ``messages`` (or ShareGPT's ``conversations``), ``prompt`` and ``completion`` (texts, without a template, or
     messages), or ``instruction``, ``input`` and ``output``; or ``columns`` names the columns of messages. Beside messages or an
-    instruction, a field ``system`` is the system's message. The chat template formats conversations, which are tokenized once per
-    machine, into the user's cache folder (``XDG_CACHE_HOME``). The model is trained on what the template marks by
+    instruction, a field ``system`` is the system's message. A field ``tools`` (JSON schemas of functions, as a list or in JSON) and
+    the variables in ``chat_template_kwargs`` go to the template. The chat template formats conversations, which are tokenized once
+    per machine, into the user's cache folder (``XDG_CACHE_HOME``). The model is trained on what the template marks by
     ``{% generation %}``; without marks, on what the template writes after the prompt. When a run starts, the trained text of the
     first row is printed.
 
@@ -199,8 +200,12 @@ class Instructions(TableData):
         tokenizer = self._tokenizer
         chat = ChatTemplate(tokenizer, self.template, self.learn, self.template_variables)
         conversations = [self._conversation(record) for record in records]
-        chats = (chat.render(one.messages, record.where) for one, record in zip(conversations, records, strict=True) if one.is_chat)
+        both = list(zip(conversations, records, strict=True))
+        chats = (chat.render(one.messages, one.variables, record.where) for one, record in both if one.is_chat)
         written = next(chats, "")  # a template may write the current day
+        unused = next((record.where for one, record in both if "tools" in one.variables and "tools" not in (chat.text or "")), None)
+        if unused is not None:
+            log.warning(f"{unused} has tools, which the chat template leaves out: set template to one that writes them.")
         key = sha256()
         for part in (
             *(FORMAT, tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map, chat.text, self.template_variables),

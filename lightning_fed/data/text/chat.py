@@ -1,7 +1,7 @@
 """Conversations formatted by a chat template, and which of their tokens are trained."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -50,7 +50,8 @@ class ChatTemplate:
         tokenizer: a fast tokenizer of the transformers library, which knows the position of each token in a text.
         given: the template: a name of :data:`TEMPLATES`, a file, or the template itself. None: the tokenizer's.
         learn: what is trained.
-        variables: further variables of the template, by name: ``date_string``, ``enable_thinking``, ….
+        variables: further variables of the template, by name: ``date_string``, ``enable_thinking``, …. Those of a conversation
+            come before them.
 
     Raises:
         FederationError: for a tokenizer that is not fast.
@@ -76,12 +77,12 @@ class ChatTemplate:
             text, spans = self._written(*conversation.messages)
             _check_unicode(text, where)
         else:
-            text = self.render(conversation.messages, where)
+            text = self.render(conversation.messages, conversation.variables, where)
             _check_unicode(text, where)
             if self.learn == "all":
                 spans = [Span(0, len(text))]
             elif conversation.start is None and MARK.search(self.text or ""):
-                return self._marked(conversation.messages, where)
+                return self._marked(conversation, where)
             else:
                 spans = list(self._spans(conversation, text, where))
         options = {"add_special_tokens": not conversation.is_chat, "return_offsets_mapping": True, "verbose": False}
@@ -96,10 +97,10 @@ class ChatTemplate:
         text = prompt + (answer if end and answer.endswith(end) else answer + end)
         return text, [Span(len(prompt), len(text))]
 
-    def _marked(self, messages: Sequence[Any], where: str) -> tuple[list[int], list[bool]]:
+    def _marked(self, conversation: Conversation, where: str) -> tuple[list[int], list[bool]]:
         """Tokens and trained tokens by the template's marks."""
         options = {"return_dict": True, "return_assistant_tokens_mask": True, "tokenizer_kwargs": {"verbose": False}}
-        encoded = self._apply(messages, where, tokenize=True, **options)
+        encoded = self._apply(conversation.messages, conversation.variables, where, tokenize=True, **options)
         learned = [bool(mark) for mark in encoded["assistant_masks"]]
         require(any(learned), f"{where} has an answer that the template does not mark: put {{% generation %}} around all of them.")
         if self.learn == "last_answer":
@@ -110,15 +111,17 @@ class ChatTemplate:
 
     def _spans(self, conversation: Conversation, text: str, where: str) -> Iterator[Span]:
         """Trained ranges by prefixes: what is written up to an answer, and up to its end, must be how the whole text starts."""
-        messages = conversation.messages
+        messages, variables = conversation.messages, conversation.variables
         answers = [place for place, message in enumerate(messages) if isinstance(message, dict) and message["role"] == "assistant"]
         if conversation.start is not None or self.learn == "last_answer":
-            before = self.render(messages[: answers[-1] if conversation.start is None else conversation.start], where, ask=True)
+            start = answers[-1] if conversation.start is None else conversation.start
+            before = self.render(messages[:start], variables, where, ask=True)
             self._check_prefix(before, text, where)
             yield Span(len(before), len(text))
             return
         for place in answers:
-            before, through = self.render(messages[:place], where, ask=True), self.render(messages[: place + 1], where)
+            before = self.render(messages[:place], variables, where, ask=True)
+            through = self.render(messages[: place + 1], variables, where)
             self._check_prefix(before, through, where)
             self._check_prefix(through, text, where)
             yield Span(len(before), len(through))
@@ -134,14 +137,14 @@ class ChatTemplate:
             f"--data.init_args.learn to {others}, or --data.init_args.template to a template that marks answers."
         )
 
-    def render(self, messages: Sequence[Any], where: str, ask: bool = False) -> str:
-        """Messages of a conversation in the format of the template; ``ask`` appends the prompt for an answer. Errors begin with
-        ``where``.
+    def render(self, messages: Sequence[Any], variables: Mapping[str, Any], where: str, ask: bool = False) -> str:
+        """Messages of a conversation in the format of the template, with the conversation's variables; ``ask`` appends the prompt
+        for an answer. Errors begin with ``where``.
         """
-        text: str = self._apply(messages, where, tokenize=False, add_generation_prompt=ask)
+        text: str = self._apply(messages, variables, where, tokenize=False, add_generation_prompt=ask)
         return text
 
-    def _apply(self, messages: Sequence[Any], where: str, **options: Any) -> Any:
+    def _apply(self, messages: Sequence[Any], variables: Mapping[str, Any], where: str, **options: Any) -> Any:
         from jinja2.exceptions import TemplateError
 
         require(
@@ -150,7 +153,8 @@ class ChatTemplate:
             "file, or a template itself.",
         )
         try:
-            return self.tokenizer.apply_chat_template(list(messages), chat_template=self.text, **options, **self.variables)
+            given = self.variables | dict(variables)
+            return self.tokenizer.apply_chat_template(list(messages), chat_template=self.text, **options, **given)
         except (TemplateError, TypeError, ValueError) as error:
             raise FederationError(f"{where} is refused by the chat template ({one_line(error)}).") from error
 

@@ -1,7 +1,9 @@
 """The conversation in a record of instruction data, in any of the usual forms."""
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from lightning_fed.errors import FederationError, require
@@ -29,10 +31,12 @@ class Conversation(NamedTuple):
     Args:
         messages: at least one; the last is an answer. If they are no messages, a prompt and its completion, as texts.
         start: number of messages that form the prompt, if everything after it is trained. None: the roles decide.
+        variables: further variables of the template: ``tools`` (a list of objects), and those of ``chat_template_kwargs``.
     """
 
     messages: Sequence[Message | str]
     start: int | None = None
+    variables: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def is_chat(self) -> bool:
@@ -42,12 +46,50 @@ class Conversation(NamedTuple):
 
 def conversation_of(fields: Mapping[str, Any], columns: Columns | None, where: str) -> Conversation:
     """The conversation of a record with these fields. The columns of each role's messages are given, or (None) the names of the
-    fields determine the form.
+    fields determine the form. Fields ``tools`` and ``chat_template_kwargs`` are for the template.
 
     Raises:
-        FederationError: for a record without an answer, roles in the wrong order, or an unknown form; begins with ``where``, file
-            and record.
+        FederationError: for a record without an answer, roles in the wrong order, an unknown form, or wrong tools; begins with
+            ``where``, file and record.
     """
+    conversation, variables = _messages_of(fields, columns, where), _variables(fields, columns, where)
+    require(
+        conversation.is_chat or not variables,
+        f"{where} has {' and '.join(variables)} for a chat template, but texts without one: give them as messages.",
+    )
+    return conversation._replace(variables=variables)
+
+
+def _variables(fields: Mapping[str, Any], columns: Columns | None, where: str) -> dict[str, Any]:
+    """Variables of the template, except for columns that are messages."""
+    used = {name for names in (columns or {}).values() for name in ([names] if isinstance(names, str) else names)}
+    given = {name: fields.get(name) for name in ("tools", "chat_template_kwargs") if name not in used}
+    tools, others = given.get("tools"), given.get("chat_template_kwargs") or {}
+    got = (
+        f"{where} has the tools {str(tools)[:60]!r}: expected a list of objects, the functions' JSON schemas, or that list as JSON."
+    )
+    if isinstance(tools, str) and tools.strip():
+        try:
+            tools = json.loads(tools)
+        except json.JSONDecodeError as error:
+            raise FederationError(got) from error
+    require(not tools or (isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)), got)
+    require(
+        isinstance(others, Mapping),
+        f"{where} has the chat_template_kwargs {str(others)[:60]!r}: expected an object, the template's variables by name.",
+    )
+    variables: dict[str, Any] = _without_null({"tools": tools or None, **others})
+    return variables
+
+
+def _without_null(given: Any) -> Any:
+    """Objects without names whose value is null: in Parquet, all have all names."""
+    if isinstance(given, Mapping):
+        return {name: _without_null(value) for name, value in given.items() if value is not None}
+    return [_without_null(value) for value in given] if isinstance(given, list) else given
+
+
+def _messages_of(fields: Mapping[str, Any], columns: Columns | None, where: str) -> Conversation:
     if columns is not None:
         messages = [{"role": role, "content": _joined(fields, names, where)} for role, names in columns.items()]
         return _checked([message for message in messages if message["content"] or message["role"] not in SYSTEM], where)
@@ -69,7 +111,7 @@ def conversation_of(fields: Mapping[str, Any], columns: Columns | None, where: s
         require(not fields.get("history"), f"{where} has a history, which no form here has: write all turns as messages.")
         asked_in = ["instruction", *(["input"] if fields.get("input") else [])]
         roles: Columns = {"user": asked_in, "assistant": "output"}
-        return conversation_of(fields, {"system": "system", **roles} if "system" in fields else roles, where)
+        return _messages_of(fields, {"system": "system", **roles} if "system" in fields else roles, where)
     raise FederationError(f"{where} has {', '.join(fields)}: expected {FORMS}.")
 
 

@@ -106,6 +106,37 @@ def test_answers_or_the_last_one(template: str, tmp_path: Path) -> None:
     assert last == [f"{second}<|im_end|>{newline}" for *_, second in said]
 
 
+TOOLED = "{% if tools %}{{ tools | tojson }}{% endif %}{{ mood | default('') }}" + UNMARKED
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"a": {"type": "integer"}}}}, {"type": "function"}]
+
+
+def test_tools_and_variables_of_a_record_reach_the_template(tmp_path: Path) -> None:
+    """For prompts as for whole rows, and in files of all kinds; other rows have none."""
+    records = [{"messages": ONE, "tools": TOOLS, "chat_template_kwargs": {"mood": "!"}}, {"messages": ONE}]
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "a.parquet")
+    (tmp_path / "b.json").write_text(json.dumps([records[0] | {"tools": json.dumps(TOOLS)}, records[1] | {"tools": None}]))
+    tokenizer, prints = save_chat_tokenizer(tmp_path / "tokenizer"), set()
+    for name in (write_lines(tmp_path / "c.jsonl", records), str(tmp_path / "a.parquet"), str(tmp_path / "b.json")):
+        for template in (TOOLED, TOOLED.replace(UNMARKED, MARKED)):
+            data = Instructions(name, tokenizer, template=template, num_clients=1, val_share=0)
+            assert all(text.startswith("Hi.<|im_end|>") for text in learned_texts(data))
+            rows = [data._tokenizer.decode(data._rows.row(number)[0]) for number in range(2)]  # type: ignore[union-attr]
+            assert rows[0] == json.dumps(TOOLS) + "!" + CHATML
+            assert rows[1] == CHATML
+        prints.add(data._rows.checksum())  # type: ignore[union-attr]
+    assert len(prints) == 1
+    assert new(tmp_path, records[1:] * 2, template=template).read().inputs.checksum() not in prints  # type: ignore[union-attr]
+
+
+def test_tools_that_a_template_leaves_out_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for template, told in ((TOOLED, 0), (UNMARKED, 1)):
+        new(tmp_path, [{"messages": ONE}, *[{"messages": ONE, "tools": TOOLS}] * 2], template=template).read()
+        said = [record.message for record in caplog.records if "which the chat template leaves out" in record.message]
+        assert len(said) == told
+    assert "chats.jsonl, record 2, has tools" in said[0]
+
+
 def test_files_of_all_kinds_say_the_same(tmp_path: Path) -> None:
     records = chats(2)
     line = write_lines(tmp_path / "a" / "x.jsonl", records)
@@ -396,6 +427,14 @@ def roles(*names: str) -> dict[str, Any]:
 ONE_RECORD: dict[str, Any] = {"messages": ONE, "who": "ann", "task": 1}
 
 BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "tools of texts": (ONE_RECORD | {"tools": ["add"]}, {}, r"record 2, has the tools .*add.*: expected a list of objects"),
+    "tools that are no JSON": (ONE_RECORD | {"tools": "[{"}, {}, r"record 2, has the tools '\[{': expected a list of objects"),
+    "variables": (ONE_RECORD | {"chat_template_kwargs": "x"}, {}, "record 2, has the chat_template_kwargs 'x': expected an object"),
+    "tools without template": (
+        {"prompt": "x", "completion": "y", "tools": [{}]},
+        {},
+        "record 2, has tools for a chat template, but texts without one",
+    ),
     "no answer": (roles("user"), {}, "record 2, has the roles user: it ends without an answer"),
     "empty answer": ({"instruction": "x", "output": ""}, {}, "record 2, has no answer, an assistant's message is empty"),
     "no completion": ({"prompt": "x", "completion": " "}, {}, "record 2, has no answer, its completion is empty"),
