@@ -34,7 +34,7 @@ def parser() -> Options:
     parser.add_argument("--between", nargs=2, metavar=("LOW", "HIGH"), help="also report the share of their gap that methods close")
     parser.add_argument("--budgets", nargs="+", type=above_zero, metavar="MIB", help="also report the metric after so many MiB")
     parser.add_argument("--target", type=float, help="also report when the metric reached this value, and at what cost")
-    parser.add_argument("--pooled", action="store_true", default=None, help="also report the accuracy over all clients' examples")
+    parser.add_argument("--pooled", action="store_true", default=None, help="also report the mean weighted by clients' examples")
     parser.add_argument("--vary", action="append", default=[], metavar="KEY", help="a setting in which runs may differ")
     parser.add_argument("--format", choices=("terminal", "md", "tex", "csv"), default="terminal", help="of what is printed")
     parser.add_argument("--output", type=from_home, metavar="DIR", help="write tables, pictures and report.html there")

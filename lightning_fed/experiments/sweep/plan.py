@@ -88,7 +88,7 @@ class ReportOptions:
         at: reported round: ``last``, ``selected``, ``best``, ``mean10``.
         baseline: reference method of differences.
         target: also report when the metric reached this value.
-        pooled: also report the accuracy over all clients' examples together.
+        pooled: also report the mean in which clients weigh by their examples: of accuracies, that over all examples together.
         equal: compare at equal ``flops``, ``bytes`` or ``rounds``.
         between: two methods, the lower and the upper reference between which the positions of the others are reported.
         budgets: budgets in MiB, for a table of what methods reach with each.
