@@ -139,8 +139,8 @@ def summary_table(run: RunView) -> Table:
     training, evaluating = (sum(row.get(f"seconds/{stage}", 0.0) for row in run.history) for stage in ("fit", "evaluate"))
     table.add_row("seconds training", grouped(training, 1))
     every = run.evaluate_every if run.evaluate_every < run.rounds else 0
-    often = {0: "at the end", 1: "each round"}.get(every, f"every {ordinal(every)} round")
-    table.add_row(f"seconds evaluating, {often}", grouped(evaluating, 1))
+    often = {0: "at the end", 1: "each round"}.get(every, f"every {ordinal(every)}")
+    table.add_row(f"seconds evaluating ({often})", grouped(evaluating, 1))
     if run.target is not None:
         reached = "target/round" in last
         table.add_row(f"{metric} of {run.target:g} reached", f"round {last['target/round']:.0f}" if reached else "not reached")
