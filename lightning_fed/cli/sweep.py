@@ -91,11 +91,8 @@ def decided(sweep: Sweep, console: Console) -> dict[tuple[str, str], str]:
     """The best value of each tuned method, by setting and method, whose trials have ended with as many rounds as the sweep has."""
     best = chosen(trials(sweep, sweep.folder))
     ended = [cell for cell in sweep.trials if (cell.setting, cell.method) in best]
-    growing = (
-        {(job.cell.setting, job.cell.method) for job in checked(sweep, ended, console, build=False) if job.grows}
-        if ended
-        else set()
-    )
+    jobs = checked(sweep, ended, console, build=False) if ended else []
+    growing = {(job.cell.setting, job.cell.method) for job in jobs if job.grows}
     return {key: value for key, value in best.items() if key not in growing}
 
 
