@@ -107,6 +107,7 @@ _KINDS = {
     "bool": "true or false",
     "str": "a text",
     "list": "a list",
+    "tuple": "a list",
     "dict": "names with values",
     "NoneType": "null",
 }
@@ -187,6 +188,7 @@ def _in_words(text: str, value: str) -> str:
     text = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"got \1, expected a whole number", text)
     text = re.sub(r"could not convert string to float: (.*)", r"got \1, expected a number", text)
     text = re.sub(r"Expected '([\w.]+)' to be a subclass of <class '(\w+)'>\.?", r"\1 is no \2", text)
+    text = text.replace("Expected a tuple with", "expected a list with")
     text = re.sub(r"Unexpected import path format: ([^;]*)", r"got \1, expected the name of a class", text)
     text = re.sub(r"Import path does not correspond to a subclass of (\w+)", rf"{value} is no \1", text)
     no_class = r"Expected an import path or a subclass spec, but got (.*?)(?=\. Got value|;|$)(\. Got value: [^;]*)?"

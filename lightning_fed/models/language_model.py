@@ -9,7 +9,7 @@ from torchmetrics import Metric
 from torchmetrics.text import Perplexity
 
 from lightning_fed.data.text.generation import IGNORED
-from lightning_fed.errors import FederationError
+from lightning_fed.errors import FederationError, require
 from lightning_fed.models.transformer import Inputs, Model, Transformer
 from lightning_fed.options import NonNegativeInt, PositiveInt, require_from
 
@@ -30,7 +30,7 @@ class TransformerLM(Transformer):
         num_beams: width of the beam; 1 is greedy.
         max_new_tokens: longest answer in tokens. LoRA's scripts stop at 64.
         length_penalty: the sum of log-probabilities is divided by the answer's length to this power; above 0, larger values favour
-            longer answers. LoRA's experiments: 0.8 on WebNLG, 0.9 on E2E.
+            longer answers. From -50 to 50. LoRA's experiments: 0.8 on WebNLG, 0.9 on E2E.
         no_repeat_ngram_size: no answer repeats a sequence of this many tokens; sequences of the prompt may be repeated. 0: no
             restriction.
         **settings: see :class:`lightning_fed.models.Transformer`.
@@ -57,6 +57,7 @@ class TransformerLM(Transformer):
         self._refuse_encoders()
         require_from(1, num_beams=num_beams, max_new_tokens=max_new_tokens)
         require_from(0, no_repeat_ngram_size=no_repeat_ngram_size)
+        require(abs(length_penalty) <= 50, f"TransformerLM got length_penalty={length_penalty}: give a number from -50 to 50.")
         self.max_new_tokens: int = max_new_tokens
         generation = self.network.generation_config
         self._search: dict[str, Any] = {

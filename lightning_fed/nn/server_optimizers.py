@@ -84,10 +84,17 @@ class AdaptiveOptimizer(ServerOptimizer):
 
     def __post_init__(self) -> None:
         refuse_ones(self, "beta_1")
+        told = f"tau={self.tau}, whose square is v's" if self.initial_v is None else f"initial_v={self.initial_v} as v's"
+        fits = self.first_v <= torch.finfo(torch.float32).max
+        require(fits, f"{type(self).__name__} got {told} first value, which single precision cannot hold: give less.")
+
+    @property
+    def first_v(self) -> float:
+        """:math:`v` before the first round."""
+        return self.tau * self.tau if self.initial_v is None else self.initial_v
 
     def initial(self, parameter: Tensor) -> State:
-        start = self.tau**2 if self.initial_v is None else self.initial_v
-        return {"m": torch.zeros_like(parameter), "v": torch.full_like(parameter, start)}
+        return {"m": torch.zeros_like(parameter), "v": torch.full_like(parameter, self.first_v)}
 
     def step(self, weight: Tensor, mean: Tensor, moments: State) -> tuple[Tensor, State]:
         delta = mean - weight
@@ -130,7 +137,8 @@ class DecayingOptimizer(AdaptiveOptimizer):
     bias_correction: bool = False
 
     def __post_init__(self) -> None:
-        refuse_ones(self, "beta_1", "beta_2")
+        super().__post_init__()
+        refuse_ones(self, "beta_2")
 
     def initial(self, parameter: Tensor) -> State:
         counted = {"rounds": torch.tensor(0)} if self.bias_correction else {}

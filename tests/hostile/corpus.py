@@ -14,6 +14,7 @@ import lightning.pytorch.callbacks as of_lightning
 import torch
 import yaml
 from tiny import ON_IMAGES, ON_TINY_DATA, TINY_TRANSFORMER, TINY_VIT
+from tiny_chats import TINY_MODELS, chats, save_chat_tokenizer, write_lines
 from tiny_files import write_arrays, write_csv, write_dataset, write_images
 from tiny_texts import TINY_GPT2, save_tokenizer, save_word_tokenizer, write_e2e, write_glue, write_squad
 
@@ -65,6 +66,16 @@ MLP = of("MLP", inputs=192, hidden=[8])
 TEXT = of("TextTransformer", vocab_size=50, max_length=8, width=8, heads=2, layers=1)
 VIT = of("VisionTransformer", config=TINY_VIT | {"image_size": 8, "patch_size": 4})
 CLASSIFIER = of("TransformerClassifier", config=TINY_TRANSFORMER)
+CHAT = of("CausalLM", config=TINY_MODELS["llama"], max_new_tokens=2)
+
+ON_TEXTS = {
+    "TextTransformer": "AGNews",
+    "TransformerClassifier": "TextFiles",
+    "TransformerLM": "E2E",
+    "TransformerQA": "SQuAD",
+    "CausalLM": "Instructions",
+}
+"""Networks that take no images, and data that they take."""
 
 MADE_OF = {"ShallowResNet", "SmallCNN", "SmallImageResNet", "Wrapped"}
 """Networks that others are made of."""
@@ -159,6 +170,7 @@ class Bases:
         dealt = {"num_clients": 2, "partition": of("IID")}
         texts = {"tokenizer": save_tokenizer(folder / "tokenizer"), **dealt}
         generated = {"tokenizer": save_word_tokenizer(folder / "words"), "metrics": ["bleu"], "num_clients": 2}
+        spoken = {"tokenizer": save_chat_tokenizer(folder / "chat_tokenizer"), **dealt}
         columns = {"target": "kind", "input": ["height", "weight"], "client": "user", "num_clients": 2}
         by_user = {"client": "user", "num_clients": 2, "image_size": 8}
         data = {
@@ -173,12 +185,14 @@ class Bases:
             "AGNews": of("AGNews", root=str(folder / "news"), max_length=8, vocab_size=50, **dealt),
             "GLUE": of("GLUE", task="sst2", root=write_glue("sst2", folder / "glue"), **texts),
             "SQuAD": of("SQuAD", version="1.1", root=write_squad(folder / "squad"), max_length=12, stride=2, **texts),
+            "Instructions": of("Instructions", path=write_lines(folder / "chats.jsonl", chats(4)), test_share=0.3, **spoken),
             "E2E": of("E2E", root=write_e2e(folder / "e2e"), **generated),
         }
         models = {
             "AGNews": of("FedAvg", backbone=TEXT),
             "SQuAD": of("HOMLoRA", backbone=of("TransformerQA", config=TINY_TRANSFORMER), steps=1),
             "E2E": of("HOMLoRA", backbone=of("TransformerLM", config=TINY_GPT2, max_new_tokens=2), steps=1),
+            "Instructions": of("HOMLoRA", backbone=CHAT, steps=1),
             **dict.fromkeys(("TextFiles", "GLUE"), of("HOMLoRA", backbone=CLASSIFIER, steps=1)),
             **{name: of("FedAvg", backbone=of("MLP", inputs=count, hidden=[4])) for name, count in INPUTS.items()},
         }
@@ -219,7 +233,7 @@ def starts(folder: Path) -> list[Start]:
             found += of_answering(name, data["E2E"], data["SQuAD"])
     for name in known("backbone"):
         if name not in MADE_OF:
-            found += of_network(bases, plain, name, data["AGNews"], seen)
+            found += of_network(bases, plain, name, data, seen)
     found += of_class(plain, "model.init_args.fine_tuning", FineTuning, seen)
     found += of_class(plain, "federation", Federation, seen, skip={"seed", "trainer"})
     found += of_class(plain, "trainer", L.Trainer, seen)
@@ -262,11 +276,11 @@ def of_class(
         yield Start(config, (*given, f"--{place}.{name[:-1]}=1"), (name[:-1],), MISSPELT, place)
 
 
-def of_network(bases: Bases, plain: str, name: str, news: str, seen: set[tuple[Any, str]]) -> Iterator[Start]:
+def of_network(bases: Bases, plain: str, name: str, data: dict[str, str], seen: set[tuple[Any, str]]) -> Iterator[Start]:
     """Wrong values of the options of a network, on data that it takes, and the network on data that it may not take."""
     block = NETWORKS.get(name, of(name))
     images = digits(image_size=32)
-    config = news if name == "TextTransformer" else bases.write(f"network_{name}", images, of("FedAvg", backbone=block))
+    config = data[ON_TEXTS[name]] if name in ON_TEXTS else bases.write(f"network_{name}", images, of("FedAvg", backbone=block))
     yield Start(config)
     yield from of_class(config, "model.init_args.backbone.init_args", getattr(lightning_fed.models, name), seen)
     yield Start(plain, (f"--model.init_args.backbone={json.dumps(block)}",), ("backbone", name))
@@ -288,7 +302,7 @@ def of_answering(method: str, *configs: str) -> Iterator[Start]:
         network = yaml.safe_load(Path(config).read_text())["model"]["init_args"]["backbone"]
         own = ON_TINY_DATA.get(method, {}) | ({"input_shape": [3, 8, 8]} if method == "PFedGate" else {})
         block = json.dumps(of(method, backbone=network, **own))
-        yield Start(config, (f"--model={block}", *public), ("backbone", "input_shape", "data"))
+        yield Start(config, (f"--model={block}", *public), ("backbone", "input_shape", "data", "steps"))
 
 
 def of_optimizers(config: str) -> Iterator[Start]:

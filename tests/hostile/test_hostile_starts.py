@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks.timer import Interval
 
 HUGE = 10**30
 M = "--model.init_args."
+D = "--data.init_args.partition"
 
 
 def network(block: dict[str, Any]) -> str:
@@ -27,6 +28,10 @@ def settings(**changed: Any) -> str:
     ("method", "args", "names"),
     [
         ("Ditto", [f"{M}personal_optimizer={json.dumps(of('torch.optim.SGD', lr=-1))}"], ["personal_optimizer"]),
+        ("FedAvg", [f"{M}optimizer=torch.optim.AdamW", f"{M}optimizer.init_args.betas=-1"], ["betas"]),
+        ("FedAvg", [f"{M}optimizer=torch.optim.AdamW", f"{M}optimizer.init_args.betas=[0,1,2]"], ["betas"]),
+        ("FedAvg", [f"{D}={json.dumps(of('NWayKShot', ways=[2, 2], shots=[9, 9]))}", f"{D}.init_args.ways=foo"], ["ways"]),
+        ("FedAdam", [f"{M}tau={HUGE}"], ["tau"]),
         ("FedAvg", [f"{M}lr_scheduler={json.dumps(of('torch.optim.lr_scheduler.StepLR', step_size='a'))}"], ["lr_scheduler"]),
         ("FedAvg", ["--federation.logger=null"], ["logger"]),
         ("FedAvg", ["--federation.callbacks=lightning_fed.callbacks.Summary"], ["callbacks"]),
