@@ -14,6 +14,7 @@ from lightning_fed.data.federated import FederatedDataModule
 from lightning_fed.engines.silence import quieter
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.settings import Settings, flat, read_json
+from lightning_fed.system.signals import Preempted, Terminated
 
 REPORTS = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel", "transformers.integrations.tensor_parallel")
 """Loggers of reports about a loaded network. The last two are only silent if the first one is, in some versions."""
@@ -86,6 +87,8 @@ def errors_of(name: str) -> Iterator[None]:
         raise FederationError(f"{name}: {error}") from error
     except ArgumentError as error:
         raise FederationError(f"{name}: {shorten(str(error))}") from error
+    except (Terminated, Preempted):  # not by the parser
+        raise
     except SystemExit as error:  # the parser has printed one line, possibly after a traceback
         line = said.getvalue().strip().rpartition("\n")[2]
         raise FederationError(f"{name}: {line.removeprefix('lightning-fed: error: ')}") from error

@@ -191,7 +191,8 @@ def _rounded(name: str, values: Tensor, how: str, whole: Tensor) -> State:
     scale = wide.abs().max()
     levels = (wide * (LEVELS / scale) if scale > 0 else torch.zeros_like(wide)).float()
     lower = levels.floor()
-    drawn = lower + (torch.rand_like(levels) < levels - lower)
+    chance = torch.rand(levels.shape, device=levels.device)  # in the order of indices; rand_like goes by that of memory
+    drawn = lower + (chance < levels - lower)
     return {f"{INT8}{name}": drawn.clamp(-LEVELS, LEVELS).to(torch.int8), f"{SCALE}{name}": scale.to(values.dtype)}
 
 

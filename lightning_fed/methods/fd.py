@@ -47,7 +47,7 @@ class FD(ClassRowsModule):
         num_classes: number of classes C; None: as many as the data have.
         gamma: weight :math:`\gamma` of the teacher's term; 0 is exactly Standalone. Searched elsewhere: {0.01, 0.1, 1}.
         average: whether the teacher's term is the mean over the ``batch``, or over its ``taught`` examples, whose label has a
-            teacher.
+            teacher; the latter without ``accumulate``.
         **kwargs: see :class:`.FederatedModule`. ``weighting`` is that of each client's mean: ``uniform``, as in the paper, or by
             the number of ``examples`` of the label.
     """
@@ -63,6 +63,7 @@ class FD(ClassRowsModule):
         average: Literal["batch", "taught"] = "batch",
         **kwargs: Any,
     ) -> None:
+        self.accumulates = average == "batch"  # each batch has its own number of taught examples
         super().__init__(backbone, num_classes, **kwargs)
         self.gamma = gamma
         self.average = average

@@ -28,8 +28,10 @@ from lightning_fed.models import Backbones
 from lightning_fed.nn import BufferDict, proximal_step
 from lightning_fed.options import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, PositiveInt
 
-MODEL = "model/"
-"""What the names of parameters on the wire begin with: a client's own on their way up, its cloud model's on their way down."""
+MODEL, CLOUD = "model/", "cloud/"
+"""What the names of a client's parameters begin with on their way up, and those of its cloud model on their way down. If training
+starts from the cloud model, both are ``model/``: the client's parameters are then a change of it, of which compression makes use.
+"""
 
 
 class FedAMP(FederatedModule):
@@ -108,12 +110,17 @@ class FedAMP(FederatedModule):
         """All clients start from one model."""
         return {name: MODEL + name for name in self.cloud}
 
+    @property
+    def prefix(self) -> str:
+        """What the names of the cloud model's parameters begin with."""
+        return MODEL if self.start == "cloud" else CLOUD
+
     def load_payload(self, payload: State) -> None:
         """Load the cloud model, if there is one; there is none when the client's own model is evaluated."""
         self.is_drawn = bool(payload) and self.lam > 0
         if payload:
-            check_fits(payload, self.payload(), "The payload for FedAMP")
-            sent = {name.removeprefix(MODEL): tensor for name, tensor in payload.items()}
+            check_fits(payload, {self.prefix + name: p for name, p in self.cloud.items()}, "The payload for FedAMP")
+            sent = {name.removeprefix(self.prefix): tensor for name, tensor in payload.items()}
             self.cloud.update(sent)
             if self.start == "cloud":
                 self.load_state_dict(sent, strict=False)
@@ -156,7 +163,7 @@ class CloudServer(PersonalServer):
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """The client's cloud model; the initial model as long as no client has sent anything."""
         if next(iter(self.client_state), None) is None:
-            return Broadcast(self.state)
+            return self.named(self.state)
         if client.id not in self._ready:
             cohort, size, initial = [one.id for one in self.cohort], at_a_time(self.size), flatten(self.state)
             vectors = Vectors(self.client_state, MODEL, sorted({*self.client_state, *cohort}), self.size, default=initial)
@@ -166,7 +173,11 @@ class CloudServer(PersonalServer):
             some = slice(first, first + size)
             mixed = mixtures(vectors, self._weights[some], initial.dtype, about=initial)
             self._ready = {one: unflatten(cloud, self.state) for one, cloud in zip(cohort[some], mixed, strict=True)}
-        return Broadcast(self._ready[client.id])
+        return self.named(self._ready[client.id])
+
+    def named(self, cloud: State) -> Broadcast:
+        """A cloud model under the names of its way down."""
+        return Broadcast({name.replace(MODEL, self.method.prefix, 1): tensor for name, tensor in cloud.items()})
 
     def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
         """Empty: the client's own model is evaluated."""
@@ -185,6 +196,10 @@ class CloudServer(PersonalServer):
             weights = (1 - method.self_weight) * likeness.nan_to_num(0.0)  # without other clients: zeros
         weights[range(len(rows)), rows] = 1 - weights.sum(dim=1)
         return weights
+
+    def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
+        """As many parameters as the initial model has."""
+        return self.state
 
     def state_of(self, update: ClientUpdate) -> State:
         """The client's parameters, as a vector."""

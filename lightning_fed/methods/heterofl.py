@@ -9,7 +9,7 @@ from torch import nn
 from lightning_fed.core import ClientInfo, FederationError, Server, State
 from lightning_fed.methods.families.model_sizes import Assignment, SizedModule, SizedServer
 from lightning_fed.models import Backbone, BackboneFactory, backbone_of
-from lightning_fed.nn.norms import scale_before_norms
+from lightning_fed.nn.norms import scale_activations
 from lightning_fed.options import PositiveFloat, PositiveInt
 
 
@@ -19,7 +19,7 @@ class HeteroFL(SizedModule):
     A client of width :math:`s` gets the first :math:`\mathrm{round}(sK)` channels of each hidden layer with :math:`K` channels, and
     about :math:`s^2` of all parameters. The server averages each entry over the clients that cover it, regardless of their numbers
     of examples; entries that no client covers in a round do not change. Batch norm is static, the loss masked and the activations
-    of narrow networks scaled up: see :class:`.SizedModule` and :func:`lightning_fed.nn.scale_before_norms`.
+    of narrow networks scaled up: see :class:`.SizedModule` and :func:`lightning_fed.nn.scale_activations`.
 
     Readings. The authors round up; here, as in Table 2 of the FedHM paper, numbers of channels are rounded. The text of that
     paper says 0.64 and 0.35, but the sizes in the table are those of 0.62 (ResNet-18) and 0.40 (ResNet-34).
@@ -52,7 +52,7 @@ class HeteroFL(SizedModule):
     def build(self) -> None:
         self.backbone = self.of_width(self.model_size)
         if self.scaler and self.model_size is not None:
-            scale_before_norms(self.backbone, 1 / self.model_size)
+            scale_activations(self.backbone, 1 / self.model_size)
 
     def with_initial_weights(self, network: State, what: str = "The network") -> Self:
         """Refused: a network has one width."""

@@ -6,7 +6,7 @@ from lightning_fed.nn.factorize import Energy, FactorizedConv2d, FactorizedLinea
 from lightning_fed.nn.joint_optimizer import JointOptimizer, jointly
 from lightning_fed.nn.losses import divergence, mask_absent
 from lightning_fed.nn.low_rank import LowRankDelta, decompose
-from lightning_fed.nn.norms import StatisticsPass, running_statistics, scale_before_norms
+from lightning_fed.nn.norms import StatisticsPass, running_statistics, scale_activations
 from lightning_fed.nn.proximal import half_squared_distance, proximal_step
 
 __all__ = [
@@ -28,5 +28,5 @@ __all__ = [
     "mask_absent",
     "proximal_step",
     "running_statistics",
-    "scale_before_norms",
+    "scale_activations",
 ]

@@ -4,6 +4,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 
 NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
@@ -54,9 +55,10 @@ class StatisticsPass(L.LightningModule):
             norm.momentum = momentum
 
 
-def scale_before_norms(module: nn.Module, factor: float) -> None:
+def scale_activations(module: nn.Module, factor: float) -> None:
     """The scaler of networks that are trained narrow and merged into wide ones (Diao et al., HeteroFL, ICLR 2021): multiply the
-    input of each norm layer, in training only, in place, because a narrow layer's sums have fewer terms.
+    input of each norm layer, or, in a network without any, the output of each layer but the last, in training only, in place,
+    because a narrow layer's sums have fewer terms.
 
     Batch norm with the batch's own statistics undoes it, except for its epsilon. "Training" means that gradients are computed:
     running statistics gathered without gradients must be those of evaluation.
@@ -66,12 +68,15 @@ def scale_before_norms(module: nn.Module, factor: float) -> None:
         factor: for a network of relative width s: 1 / s.
     """
 
-    def scale(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (inputs[0] * factor, *inputs[1:]) if layer.training and torch.is_grad_enabled() else inputs
+    def scaled(layer: nn.Module, x: Tensor) -> Tensor:
+        return x * factor if layer.training and torch.is_grad_enabled() else x
 
-    for layer in module.modules():
-        if isinstance(layer, NORMS):
-            layer.register_forward_pre_hook(scale)
+    norms = [layer for layer in module.modules() if isinstance(layer, (*NORMS, SwitchNorm2d))]
+    for norm in norms:
+        norm.register_forward_pre_hook(lambda layer, inputs: (scaled(layer, inputs[0]), *inputs[1:]))
+    layers = [layer for layer in module.modules() if isinstance(layer, (_ConvNd, nn.Linear))]
+    for layer in () if norms else layers[:-1]:
+        layer.register_forward_hook(lambda layer, _, output: scaled(layer, output))
 
 
 class SwitchNorm2d(nn.Module):

@@ -39,6 +39,7 @@ from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg
 from lightning_fed.models import SoftmaxMLP, TransformerClassifier, VisionTransformer
+from lightning_fed.system.signals import Preempted, Terminated
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = sorted((ROOT / "configs").rglob("*.sweep.yaml"))
@@ -296,6 +297,16 @@ def test_a_dry_run_prints_commands_and_plays_nothing(monkeypatch: pytest.MonkeyP
     assert capsys.readouterr().out.count(" --seed_everything=1 --data.init_args.partition_seed=4 ") == 2
     assert len(tried) == 4 + 2
     assert not Path("played").exists()
+
+
+@pytest.mark.parametrize("end", [Preempted, Terminated])
+def test_a_signal_while_runs_are_checked_is_no_mistake_in_them(end: type[SystemExit], monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> None:
+        raise end
+
+    monkeypatch.setattr(Federation, "dry_run", stopped)
+    with pytest.raises(end):
+        sweep("--dry_run")
 
 
 def test_data_that_are_configured_alike_are_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,11 +76,13 @@ def test_prototypes_of_the_last_epoch_are_of_all_its_batches() -> None:
         ("FedAS", "has a loss that is not a mean"),
         ("FedKD", "has a loss that is not a mean"),
         ("PFedGate", "has a loss that is not a mean"),
+        ("FD", "has a loss that is not a mean"),
     ],
 )
 def test_steps_of_a_kind_of_their_own_take_no_more_batches(name: str, why: str) -> None:
+    options: dict[str, Any] = {"average": "taught"} if name == "FD" else {}
     with pytest.raises(FederationError, match=f"accumulate is 2, but {name} {why}"):
-        new_method(name, accumulate=2)
+        new_method(name, accumulate=2, **options)
 
 
 def test_a_partial_likelihood_is_no_mean() -> None:

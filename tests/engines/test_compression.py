@@ -69,6 +69,15 @@ def test_int8_is_right_on_average(dtype: torch.dtype) -> None:
     assert not torch.equal(draws[0], draws[1])
 
 
+def test_equal_values_are_rounded_alike_in_any_layout() -> None:
+    """Numbers that are read from a checkpoint may lie in memory in another order."""
+    w, drawn = numbers(2, 3, 4, 4), []
+    for tensor in (w, w.to(memory_format=torch.channels_last)):
+        torch.manual_seed(0)
+        drawn.append(Compression(down="int8").compress_broadcast({"w": tensor}, ())[f"{INT8}w"])
+    assert torch.equal(*drawn)
+
+
 def test_what_topk_owes_is_what_it_did_not_send() -> None:
     """Summed over rounds, what arrived and what is owed is what was meant: the sum telescopes."""
     scheme, received, owed = Compression("topk", share=0.2), {"w": numbers(5, 4)}, {}

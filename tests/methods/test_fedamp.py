@@ -6,7 +6,20 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, INFO, Net, NoisyNet, Recording, momentum, new_data, new_trainer, private_states, same, sgd
+from tiny import (
+    CLASSES,
+    INFO,
+    Net,
+    NoisyNet,
+    Recording,
+    momentum,
+    new_data,
+    new_trainer,
+    private_states,
+    same,
+    server_client_states,
+    sgd,
+)
 from tiny_loops import fixed, step, stripped, turn_of
 from tiny_rounds import assert_same_runs, fit, with_storage
 from torch import Tensor
@@ -17,10 +30,11 @@ from lightning_fed.core import FineTuning
 from lightning_fed.core.client_state import Vectors, flatten
 from lightning_fed.core.messages import Broadcast
 from lightning_fed.data.client_info import ClientInfo
+from lightning_fed.engines.compression import Compression
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAMP, Standalone
-from lightning_fed.methods.fedamp import MODEL, CloudServer
+from lightning_fed.methods.fedamp import CLOUD, MODEL, CloudServer
 from lightning_fed.models import CNN1
 from lightning_fed.tensors import State, count_bytes, count_floats
 
@@ -110,9 +124,14 @@ def test_participants_a_few_at_a_time(models: list[Tensor], tmp_path: Path, monk
 # ----------------------------------------------------------------------------------------------------------------- the client
 
 
+def of_cloud(module: FedAMP) -> Broadcast:
+    """A cloud model that is the module's own."""
+    return Broadcast({name.replace(MODEL, CLOUD): tensor for name, tensor in module.update_state().items()})
+
+
 def moved(module: FedAMP) -> dict[str, Tensor]:
     """Send a cloud model and go far from it; returns the differences."""
-    module.load_broadcast(Broadcast(module.update_state()))
+    module.load_broadcast(of_cloud(module))
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -234,7 +253,17 @@ def test_as_much_travels_as_with_fedavg_and_no_buffers() -> None:
 
 def test_a_broadcast_that_does_not_fit_is_refused() -> None:
     module = FedAMP(Net, CLASSES).for_client(INFO)
-    state = module.update_state()
-    state.pop("model/backbone.head.bias")
-    with pytest.raises(FederationError, match=r"The payload for FedAMP lacks 'model/backbone\.head\.bias'"):
-        module.load_broadcast(Broadcast(state))
+    broadcast = of_cloud(module)
+    broadcast.state.pop("cloud/backbone.head.bias")
+    with pytest.raises(FederationError, match=r"The payload for FedAMP lacks 'cloud/backbone\.head\.bias'"):
+        module.load_broadcast(broadcast)
+
+
+@pytest.mark.parametrize("up", ["bf16", "int8"])
+def test_the_rounding_of_a_model_does_not_grow_with_its_distance_from_the_cloud(up: Any) -> None:
+    """By default the cloud models are far from all models, and a client's is no change of its cloud model."""
+    federation = fit(FedAMP(Net, CLASSES, optimizer=sgd), compression=Compression(up))
+    for client, kept in server_client_states(federation).items():
+        state = private_states(federation)[client]
+        own = flatten({name: state[name.removeprefix(MODEL)] for name in federation.run.server.state})
+        assert 0 < (kept[MODEL] - own).norm() < 0.02 * own.norm()

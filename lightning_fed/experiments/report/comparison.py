@@ -165,7 +165,9 @@ def unfinished(runs: pd.DataFrame) -> list[str]:
 
 
 def baseline_of(runs: pd.DataFrame, baseline: str | None) -> str:
-    """The reference method of differences: the given one, if it has a run."""
+    """The reference method of differences: the given one, if it has a run; otherwise one whose metric has come to a number."""
     methods = list(runs["method"].unique())
+    if baseline not in methods and runs["last"].notna().any():
+        runs = runs[runs["last"].notna()]
     alone = list(runs.loc[runs["model"] == "Standalone", "method"])
-    return str(baseline if baseline in methods else (alone or methods)[0])
+    return str(baseline if baseline in methods else [*alone, *runs["method"]][0])

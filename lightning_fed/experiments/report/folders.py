@@ -184,13 +184,19 @@ def _refuse_doubles(runs: Iterable[RunFolder]) -> None:
 
 
 def _refuse_incomparable(runs: Sequence[RunFolder], vary: Sequence[str]) -> None:
-    """Runs of one method and setting may only differ in their seeds, others in what is meant to vary."""
+    """Runs of one method and setting may only differ in their seeds, those of one setting also in what sweeps give their methods,
+    others in all that is meant to vary.
+    """
     first, peers = runs[0], dict[tuple[str, str], dict[frozenset[str], RunFolder]]()
+    of_setting: dict[str, RunFolder] = {}
     for run in runs:
         known = peers.setdefault(run.label, {})  # a run for each set of options, which differ between versions of the library
         for peer in known.values():
             _refuse_differences(peer, run, run.sweep[1].varied_by_seed if run.sweep else SEEDS)
         known.setdefault(frozenset(run.settings), run)
+        other = of_setting.setdefault(run.setting, run)
+        methods = {key for one in (other, run) for key in (one.sweep[1].varied_in_setting if one.sweep else {"model"})}
+        _refuse_differences(other, run, [*methods, *SEEDS])
         declared = {key for one in (first, run) for key in (one.sweep[1].varied if one.sweep else {"model"})}
         _refuse_differences(first, run, [*declared, *vary, *SEEDS])
 

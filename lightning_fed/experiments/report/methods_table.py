@@ -133,7 +133,7 @@ def _notes(comparison: Comparison, apart: Mapping[str, Estimate], theirs: Iterab
         notes.append("Best on validation: at the round that is best on validation data.")
     if any(name.startswith("equal_") for name in shown):
         who = " that sends anything" if options.equal == "bytes" and not runs["bytes"].all() else ""
-        notes.append(f"At equal cost: each run at the largest cost that every run of the setting{who} reached.")
+        notes.append(f"At equal cost: each run at the largest cost that every run of the setting{who} reached.{_short(comparison)}")
     if apart and len(runs) > len(comparison.methods):
         notes += [_paired(comparison), *_corrected(apart), "Bold: the best mean of a column and what is not separated from it."]
     equal = dict.fromkeys(runs["equal_partitions"]) if "equal_partitions" in runs else ()
@@ -150,6 +150,15 @@ def _notes(comparison: Comparison, apart: Mapping[str, Estimate], theirs: Iterab
             notes.append(f"The monitored metric of {', '.join(group['method'].unique())} is {monitor} (metric: monitor shows it).")
     sources = dict.fromkeys(entry.source for entry in theirs if entry.source)
     return notes + ([f"Published: {', '.join(sources)}."] if sources else [])
+
+
+def _short(comparison: Comparison) -> str:
+    """Which methods were measured well before the cost at which they are compared, because their next measurement is beyond it."""
+    column = f"equal_{comparison.options.equal}_reached"
+    if column not in comparison.runs:  # in files of earlier versions
+        return ""
+    least = comparison.runs.groupby("method", sort=False)[column].min()
+    return "".join(f" {method} is measured at {share:.0%} of it or more." for method, share in least.items() if share < 0.9)
 
 
 def _over(comparison: Comparison) -> str:

@@ -71,7 +71,7 @@ def load_runs(
         - the metric's ``last`` value, ``selected``, at the round ``selected_round`` that is best on validation data, ``best``, at
           the round ``best_round`` that is best on test data, and with ``at="mean10"``, for example, ``mean10``; with
           ``equal="flops"``, for example, ``equal_flops`` (its value at the round ``at``, among those that count) and
-          ``equal_flops_budget``;
+          ``equal_flops_budget``, and ``equal_flops_reached``, the share of it at the last measurement that counts;
         - over the clients at their last evaluation: ``worst_tenth``, the mean of the worst tenth of them, ``pooled``, their mean
           weighted by test examples, and ``majority``, the accuracy of each client's most frequent label; ``unseen_<stage>`` of
           clients that never take part in training, if there are any, in the last round;
@@ -195,11 +195,14 @@ def _compare_at(table: pd.DataFrame, rounds: Sequence[pd.DataFrame], cost: Cost,
     spent = pd.Series([of_run[COSTS[cost]].iloc[-1] for of_run in rounds], table.index)
     budgets = spent[finished & (spent > 0)].groupby(table["setting"]).min()
     table[f"equal_{cost}_budget"] = table["setting"].map(budgets)
-    values = [
-        view.value(up_to(of_run, cost, math.inf if math.isnan(row.budget) else row.budget), row.metric, row.lower_is_better)
-        for of_run, row in zip(rounds, table.assign(budget=table[f"equal_{cost}_budget"]).itertuples(), strict=True)
-    ]
+    values, reached = [], []
+    for of_run, row in zip(rounds, table.assign(budget=table[f"equal_{cost}_budget"]).itertuples(), strict=True):
+        affordable = up_to(of_run, cost, math.inf if math.isnan(row.budget) else row.budget)
+        measured = measured_in(affordable, row.metric)
+        values.append(view.value(affordable, row.metric, row.lower_is_better))
+        reached.append(measured[COSTS[cost]].max() / row.budget)
     table[f"equal_{cost}"] = values
+    table[f"equal_{cost}_reached"] = pd.Series(reached, table.index).where(spent > 0)
 
 
 def work_of(facts: Mapping[str, Any]) -> str:

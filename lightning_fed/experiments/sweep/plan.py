@@ -190,6 +190,12 @@ class Sweep:
         return keys | {SEED, plain(PARTITION_SEED)}
 
     @property
+    def varied_in_setting(self) -> set[str]:
+        """The keys in which runs of one setting differ."""
+        given = (*self.methods.values(), *self.tune.values())
+        return {plain(key) for overrides in given for key in overrides} | self.varied_by_seed
+
+    @property
     def varied_by_seed(self) -> set[str]:
         """The keys in which runs of one method and setting differ."""
         groups = (*self.methods.values(), *self.settings.values(), *self.tune.values())

@@ -68,6 +68,15 @@ def test_what_is_not_separated_says_so(sweep: Path) -> None:
         tables(load_runs(sweep), ReportOptions(baseline="FedProx"))
 
 
+def test_the_baseline_has_a_number_if_any_method_has_one() -> None:
+    for name, monitor in (("FedAvg", "global/test_accuracy"), ("FedPer", "global/test_accuracy"), ("Standalone", None)):
+        write_run(Path("runs", name), [0.6, 0.8], name, **({"monitor": monitor} if monitor else {}))
+    [layout] = tables(load_runs("runs", metric="global/test_accuracy"))
+    assert "last, minus FedAvg" in layout.columns
+    [layout] = tables(load_runs("runs"))
+    assert "last, minus Standalone" in layout.columns
+
+
 def test_of_one_seed_nothing_is_said_to_be_better() -> None:
     [layout] = tables(load_runs(write_sweep(Path("one"), {"FedAvg": [0.8], "Standalone": [0.2]})))
     assert not any(entry.bold for row in layout.rows for entry in row)

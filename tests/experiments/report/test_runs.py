@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
-from written_runs import add_facts, write_crossed, write_run, write_sweep
+from written_runs import add_facts, write_crossed, write_run, write_sweep, write_sweep_file
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report import load_clients, load_rounds, load_runs, read_runs
@@ -194,6 +194,20 @@ def test_what_a_sweep_varies_may_differ() -> None:
     assert len(load_runs(sweep)) == 2
 
 
+def test_settings_of_one_name_are_the_same_in_all_sweeps() -> None:
+    """Also if their names stand for a block that varies."""
+    for name, count in (("one", 2), ("other", 3)):
+        method = {"one": "FedAvg", "other": "Standalone"}[name]
+        grid = {"clients": {"few": {"data.init_args.num_clients": count}}}
+        write_sweep_file(Path(name), [method], grid=grid, seeds=[0])
+        write_run(Path(name, "few", method, "seed_0", "version_0"), [0.5], method, clients=[0.5] * count)
+    with pytest.raises(FederationError, match=r"differ in data\.num_clients \(2 and 3\).* add --vary data\.num_clients"):
+        load_runs("one", "other")
+    assert load_runs("one", "other", vary=["data.num_clients"])["setting"].tolist() == ["few, num_clients=2", "few, num_clients=3"]
+    with pytest.raises(FederationError, match=r"differ in data\.num_clients \(2 and 3\)"):
+        load_runs("one", "other", vary=["data"])
+
+
 def test_what_has_the_seed_in_its_name_differs_by_seed() -> None:
     sweep = write_sweep(Path("sweep"), {"LG": [0.8, 0.7]})
     for path in sweep.glob("LG/*/*/config.yaml"):
@@ -310,6 +324,17 @@ def test_at_equal_cost_everybody_has_spent_what_all_of_them_have() -> None:
         runs = load_runs("runs", at=at, equal="flops")
         assert runs["equal_flops"].tolist() == pytest.approx(expected, nan_ok=True), at
     assert [load_runs("runs", equal=cost)[f"equal_{cost}_budget"].iloc[0] for cost in COSTS] == [4, 400, 2000]
+
+
+def test_a_run_that_is_measured_long_before_the_common_cost_is_named() -> None:
+    write_run(Path("runs/a"), [0.1, 0.2], "FedAvg")
+    write_run(Path("runs/b"), [0.3, 0.4], "FedPer")
+    cheaper("runs/b/metrics.csv", "compute/total_flops", 1.01)
+    runs = load_runs("runs", equal="flops")
+    assert runs["equal_flops"].tolist() == [0.2, 0.3]
+    assert runs["equal_flops_reached"].tolist() == pytest.approx([1, 0.505])
+    [note] = [note for note in tables(runs, ReportOptions(equal="flops"))[0].notes if note.startswith("At equal cost")]
+    assert note.endswith("every run of the setting reached. FedPer is measured at 50% of it or more.")
 
 
 def test_who_sends_nothing_has_no_part_in_equal_traffic() -> None:
