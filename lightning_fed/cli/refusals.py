@@ -233,7 +233,8 @@ def _with_names(text: str, message: str, keys: list[str], options: Collection[st
         text += "; the one of the configuration, if it has one, does not fit the method: name another with --model.backbone"
     elif text.startswith("the following arguments are required: "):
         text = text if keys else re.sub(r"\b(\w+\.)?(data|model|output)\b", r"--\2", text)
-        text += "; or --config with a file or a name that lightning-fed configs lists"
+        if not text.endswith("--output"):  # which no configuration has
+            text += "; or --config with a file or a name that lightning-fed configs lists"
     elif "expected the name of a" in text:
         given = [name for name in re.findall(r"'(\w+)':", _given(message)) if name not in ("class_path", "init_args")]
         text += nearest(given[0], ["class_path", "init_args"]) if given else ""

@@ -81,12 +81,6 @@ class CausalLM(TransformerLM):
                 self._search["pad_token_id"] = end_token_ids[0]
         self.answers_limit = generate_examples
 
-    @property
-    def end_tokens(self) -> list[int]:
-        """The tokens that stop generation."""
-        ends: list[int] | int | None = self._search.get("eos_token_id", self.network.generation_config.eos_token_id)
-        return [] if ends is None else [ends] if isinstance(ends, int) else ends
-
     def select_learned(self, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor]:
         """A batch reduced to learned tokens: the inputs with the positions of the T targets, and the targets, ``(T,)``.
 
@@ -103,14 +97,14 @@ class CausalLM(TransformerLM):
         """Logits ``(T, V)`` of the token after each selected one, or ``(B, V, L)`` of the token after each."""
         rest: dict[str, Any] = {name: tensor for name, tensor in inputs.items() if name != LEARNED} | {"use_cache": False}
         if LEARNED not in inputs:
-            return super().forward(rest).float()
+            return super().forward(rest)
         places = inputs[LEARNED]
 
         def select(layer: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
             return (args[0].flatten(0, 1)[places][None],)  # (1, T, width)
 
         with self.network.get_output_embeddings().register_forward_pre_hook(select):  # the layers after it get no positions
-            return super().forward(rest)[0].T.float()
+            return super().forward(rest)[0].T
 
     def metrics(self, monitor: str) -> dict[str, Metric]:
         if monitor in GENERATED and not self.answers_limit:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
 from torchmetrics.text import Perplexity
 
@@ -71,8 +72,14 @@ class TransformerLM(Transformer):
             self._search["length_penalty"] = length_penalty
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """Logits ``(B, V, L)`` of the token of the vocabulary that follows each of L."""
-        return super().forward(inputs).transpose(1, 2)
+        """Logits ``(B, V, L)`` of the token of the vocabulary that follows each of L, in float32, for sums over many tokens."""
+        return super().forward(inputs).float().transpose(1, 2)
+
+    @property
+    def end_tokens(self) -> list[int]:
+        """The tokens that stop generation."""
+        ends: list[int] | int | None = self._search.get("eos_token_id", self.network.generation_config.eos_token_id)
+        return [] if ends is None else [ends] if isinstance(ends, int) else ends
 
     def targets_of(self, inputs: dict[str, Tensor]) -> Tensor:
         """Shift ``labels``, which the library aligns with their own tokens, so that each token's target is the next one."""
@@ -137,11 +144,13 @@ def _first(tokens: list[int] | int | None) -> int | None:
 
 
 class PerplexityOfClasses(Perplexity):
-    """Perplexity of logits ``(B, V, L)``, the classes in the second dimension as everywhere in PyTorch, or ``(T, V)``."""
+    """Perplexity of logits ``(B, V, L)``, the classes in the second dimension as everywhere in PyTorch, or ``(T, V)``.
+
+    It is the exponential of the mean cross-entropy. The base class takes the logarithm of a softmax, which is 0 for an unlikely
+    token, so that one of them makes the perplexity infinite.
+    """
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch; targets are ``(B, L)``, or ``(T,)``."""
-        if preds.dim() == 2:
-            super().update(preds[None], target[None])
-        else:
-            super().update(preds.transpose(1, 2), target)
+        self.total_log_probs += cross_entropy(preds.float(), target, ignore_index=IGNORED, reduction="sum")
+        self.count += (target != IGNORED).sum()

@@ -164,6 +164,17 @@ def test_the_vocabulary_is_the_second_dimension() -> None:
     torch.testing.assert_close(logits[1, :, :4].T, alone[0])
 
 
+def test_logits_of_a_network_in_half_precision_are_in_single() -> None:
+    network = tiny_lm().bfloat16().eval()
+    assert network(batch_of(*PROMPTS)[0]).dtype == torch.float32
+
+
+def test_an_unlikely_token_does_not_make_the_perplexity_infinite() -> None:
+    [(_, perplexity)] = tiny_lm().metrics("bleu").items()
+    perplexity.update(torch.tensor([[200.0, 0.0]] * 50), torch.tensor([1] + [0] * 49))
+    assert perplexity.compute().item() == pytest.approx(math.exp(200 / 50))
+
+
 def test_perplexity_is_that_of_the_targets() -> None:
     network = tiny_lm().eval()
     assert network.measures[0] == "bleu"
@@ -207,6 +218,16 @@ def test_every_lora_method_trains_one(name: str, tmp_path: Path) -> None:
         assert 0 <= last[f"after/test_{prefix}{score}/mean"] <= 1
     assert last[f"after/test_{prefix}ter/mean"] >= 0
     assert "after/test_accuracy/mean" not in last
+
+
+@pytest.mark.parametrize("end", [0, 5])
+def test_a_network_that_does_not_stop_where_answers_end_is_named(
+    end: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = tiny_lm(config=TINY_GPT2 | {"n_layer": 1, "eos_token_id": end}, max_new_tokens=1)
+    new_federation(1).fit(HOMLoRA(network, 1, r=2, steps=0), tiny_e2e(tmp_path))
+    said = "learned to end with token 0, but generation only stops at 5: set eos_token_id in its config to 0 to stop at"
+    assert (said in capsys.readouterr().out) == (end == 5)
 
 
 WHOLE = ["Ditto", "FML", "FedAMP", "FedAvg", "FedAvgFT", "FedBN", "FedCAC", "FedDecomp", "FedProx", "PFedSD", "SCAFFOLD"]

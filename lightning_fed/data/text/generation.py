@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -105,9 +106,11 @@ class TextGeneration(FederatedDataModule):
         """Scores of generated texts against all references; see :func:`lightning_fed.data.text.scores.score_texts`.
 
         Args:
-            answers: for each batch, the numbers of its sources, ``(B,)``, and token ids, ``(B, T)``. A source counts once.
+            answers: for each batch, the numbers of its sources, ``(B,)``, and token ids, ``(B, T)``. A source counts once. Its text
+                ends with :attr:`end_token`, even if generation continued.
         """
-        ids = {n: row for numbers, rows in answers for n, row in zip(numbers.tolist(), rows.tolist(), strict=True)}
+        both = [pair for numbers, rows in answers for pair in zip(numbers.tolist(), rows.tolist(), strict=True)]
+        ids = {number: list(takewhile(lambda token: token != self.end_token, row)) for number, row in both}
         texts = self._tokenizer.batch_decode(list(ids.values()), skip_special_tokens=True)
         train, test = self._examples
         return score_texts(texts, [(train + test)[number].references for number in ids], self.metrics)
@@ -115,6 +118,11 @@ class TextGeneration(FederatedDataModule):
     @cached_property
     def _examples(self) -> tuple[list[Example], list[Example]]:
         return self.examples()
+
+    @property
+    def end_token(self) -> int:
+        """The token that is trained as the end of every text."""
+        return int(self._tokenizer.eos_token_id)
 
     @cached_property
     def _tokenizer(self) -> Any:

@@ -106,7 +106,8 @@ class QuestionAnswering(FederatedDataModule):
 
     def score(self, answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
         """Exact match and F1 of the questions, each between 0 and 1, by SQuAD's official definitions (as in torchmetrics, where
-        they are percentages): after normalization, against the closest correct answer.
+        they are percentages): after normalization, against the closest correct answer. Unlike in the script of SQuAD 1.1, an answer
+        and a prediction of which normalization leaves nothing ("the") agree.
 
         If questions may be unanswerable, also ``has_answer_…`` and ``no_answer_…`` for questions with and without answers.
 

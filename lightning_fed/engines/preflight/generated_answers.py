@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClientDataModule, FederatedDataModule, Instructions
 from lightning_fed.data.batches import EXAMPLE
-from lightning_fed.data.text.generation import IGNORED
+from lightning_fed.data.text.generation import IGNORED, TextGeneration
 from lightning_fed.errors import FederationError
 from lightning_fed.models import CausalLM, TransformerLM
 
@@ -20,15 +20,16 @@ log = logging.getLogger(__name__)
 def check_generation(template: FederatedModule, data: FederatedDataModule) -> None:
     """Refuse generated answers without reference answers, and warn if generation continues past the learned end of answers."""
     network: Any = template.predictor
-    if not isinstance(network, CausalLM) or not network.answers_limit or not isinstance(data, Instructions):
+    if not isinstance(network, TransformerLM) or network.answers_limit == 0 or not isinstance(data, Instructions | TextGeneration):
         return
-    if data.learn == "all":
+    if isinstance(data, Instructions) and data.learn == "all":
         raise FederationError("generate_examples needs answers, but learn=all trains on whole rows: set learn to answers.")
     end, stops = data.end_token, network.end_tokens
     if end is not None and end not in stops:
+        option, value = ("end_token_ids", [end, *stops]) if isinstance(network, CausalLM) else ("eos_token_id in its config", end)
         log.warning(
             f"Answers are learned to end with token {end}, but generation only stops at {', '.join(map(str, stops)) or 'none'}: "
-            f"set end_token_ids to {[end, *stops]} to stop at the end of answers."
+            f"set {option} to {value} to stop at the end of answers."
         )
 
 

@@ -105,7 +105,7 @@ def test_answers_are_compared_with_all_references(tmp_path: Path) -> None:
     data.setup()
     words = data._tokenizer.get_vocab()
     batches = [
-        (torch.tensor([2]), torch.tensor([[words["the"], words["b"], 0, 0]])),
+        (torch.tensor([2]), torch.tensor([[words["the"], words["b"], data.end_token, words["b"]]])),  # generation continued
         (torch.tensor([0, 0]), torch.tensor([[words["Zizzi"], words["is"], words["Zizzi"]]] * 2)),
     ]
     train, test = data.examples()
