@@ -150,6 +150,9 @@ class PerplexityOfClasses(Perplexity):
     token, so that one of them makes the perplexity infinite.
     """
 
+    total_log_probs: Tensor
+    count: Tensor
+
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch; targets are ``(B, L)``, or ``(T,)``."""
         self.total_log_probs += cross_entropy(preds.float(), target, ignore_index=IGNORED, reduction="sum")
