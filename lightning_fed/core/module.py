@@ -70,7 +70,8 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         server_optimizer: server optimizer, which steps towards the mean of the received parameters, with momentum for example
             (:class:`.ServerSGD`); only for methods whose server averages. None: the mean replaces the parameters.
         gradient_clip: maximum gradient norm of a step. None: no clipping.
-        accumulate: number of batches per optimizer step; the gradient is that of the mean over all their examples.
+        accumulate: number of batches per optimizer step; the gradient is that of the mean over all their examples. With
+            class weights, what a method adds to the loss counts by them, too.
         loss: loss of outputs and targets, such as ``torch.nn.CrossEntropyLoss`` with label smoothing. Its class weights move with
             the module; its parameters are trained, or refused if no phase trains them. None: the task's.
         metrics: additional metrics of outputs and targets, by name.
