@@ -102,8 +102,17 @@ class Transformer(TrainableNetwork):
                 ) from error
             lacking = {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
             self.drawn = frozenset(f"network.{key}" for key, _ in self.network.named_parameters() if key in lacking)
+        self._refuse_missing_start()
         self.train()  # from_pretrained leaves the network in eval mode
         self.attention = attention
+
+    def _refuse_missing_start(self) -> None:
+        """T5 and its kin give the text to the decoder too, after a token that only the config knows."""
+        if hasattr(self.network, "_shift_right") and getattr(self.network.config, "decoder_start_token_id", None) is None:
+            raise FederationError(
+                f"{type(self.network).__name__} has no decoder_start_token_id, the token that its decoder starts with: set it in "
+                "config, or in the model's config.json. T5's is 0."
+            )
 
     @staticmethod
     def _adapted(model: "PreTrainedModel", attention: str | None, settings: dict[str, Any]) -> "PreTrainedModel":
@@ -190,6 +199,8 @@ def built(auto: Any, config: dict[str, Any], settings: dict[str, Any], attention
     known = transformers.CONFIG_MAPPING
     if (kind := str(config.get("model_type"))) not in known:
         raise FederationError(f"config has model_type {kind!r}, which transformers does not know{nearest(kind, list(known))}.")
+    if known[kind] not in auto._model_mapping:
+        raise FederationError(f"config has model_type {kind!r}, of which {auto.__name__} has no network: choose another.")
     for name, value in config.items():
         if settings.get(name, value) != value:
             raise FederationError(f"config has {name} {value!r}, but the task has {settings[name]!r}: leave it out.")

@@ -124,6 +124,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "runs code of owner/model, which may change: give owner/model@rev",
     ),
     "examples": ({"config": TINY_MODELS["llama"], "generate_examples": -1}, "generate_examples"),
+    "kind": ({"config": {"model_type": "t5", "d_ff": 24}}, "model_type 't5', of which AutoModelForCausalLM has no network"),
     "encoder": ({"config": TINY_BERT}, "BertLMHeadModel reads texts in both directions"),
 }
 

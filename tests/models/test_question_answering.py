@@ -85,6 +85,11 @@ def test_nonsense_is_refused() -> None:
         tiny_qa(3)
     with pytest.raises(FederationError, match="max_answer_length=0"):
         tiny_qa(max_answer_length=0)
+    t5 = {"model_type": "t5", "vocab_size": 30, "d_model": 8, "num_layers": 1, "num_heads": 2, "d_ff": 8, "d_kv": 4}
+    with pytest.raises(FederationError, match="T5ForQuestionAnswering has no decoder_start_token_id"):
+        TransformerQA(config=t5)
+    inputs = {"input_ids": torch.tensor([[5, 6, 1]]), "attention_mask": torch.ones(1, 3).long()}
+    assert TransformerQA(config=t5 | {"decoder_start_token_id": 0})(inputs).shape == (1, 3, 2)
 
 
 # ------------------------------------------------------------------------------------------------------------ prediction
