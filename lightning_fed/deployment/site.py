@@ -19,6 +19,7 @@ from lightning_fed.deployment.wire import (
     unpack,
 )
 from lightning_fed.engines.preflight.generated_answers import check_generation, refuse_long_prompts
+from lightning_fed.engines.preflight.mixed_tokens import refuse_mixed_tokens
 from lightning_fed.engines.preflight.shape_mismatch import refuse_unknown_tokens
 from lightning_fed.engines.preflight.single_examples import refuse_single_examples
 from lightning_fed.engines.worker_spec import WorkerSpec
@@ -136,6 +137,7 @@ class Site:
         self._frozen = frozen_checksum(self._worker.template)
         refuse_unknown_tokens(self._worker.template, spec.data.client(client))
         assert isinstance(spec.data, OneClient)
+        refuse_mixed_tokens(self._worker.template, spec.data.given)
         check_generation(self._worker.template, spec.data.given)
         validates = trainer_settings["trainer.limit_val_batches"] != 0
         refuse_long_prompts(self._worker.template, [spec.data.client(client)], validates)

@@ -24,6 +24,7 @@ from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.preflight.generated_answers import check_generation, refuse_long_prompts
+from lightning_fed.engines.preflight.mixed_tokens import refuse_mixed_tokens
 from lightning_fed.engines.preflight.shape_mismatch import refuse_unknown_tokens
 from lightning_fed.engines.preflight.single_examples import refuse_single_examples
 from lightning_fed.engines.silence import torch_threads
@@ -115,6 +116,8 @@ class Run:
                 refuse_what_tells_of_examples(each, data)
             if data.at_hand:
                 refuse_unknown_tokens(each, data.pooled())
+                if not reading:
+                    refuse_mixed_tokens(each, data)
         self.threads = engine.threads_for(model, data.batch_size)
         torch.set_num_threads(self.threads)
         self._spec = replace(spec, initial=model.initial_originals())

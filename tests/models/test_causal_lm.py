@@ -20,6 +20,7 @@ from lightning_fed.data import Instructions
 from lightning_fed.deployment.site import OneClient, Site
 from lightning_fed.deployment.wire import VerbSettings
 from lightning_fed.engines import Processes
+from lightning_fed.engines.preflight.mixed_tokens import refuse_mixed_tokens
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import Ditto, FedAvg, HOMLoRA, PF2LoRA
@@ -235,6 +236,56 @@ def test_tokens_that_a_network_does_not_know_are_refused_before_the_first_round(
     short = partial(CausalLM, config=TINY_MODELS["gpt2"] | {"n_positions": 32})
     with pytest.raises(FederationError, match="but the network has positions for 32"):
         new_federation(1).fit(FedAvg(short, 1), new_data(tmp_path, test_path=path))
+
+
+BLOOM = {"model_type": "bloom", "vocab_size": 264, "hidden_size": 16, "n_layer": 2, "n_head": 2, "initializer_range": 0.3}
+XLNET = {"model_type": "xlnet", "vocab_size": 264, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 24}
+ROBERTA = TINY_BERT | {"model_type": "roberta", "is_decoder": True, "vocab_size": 264, "max_position_embeddings": 256}
+MIXES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "later tokens": (XLNET, {}, "XLNetLMHeadModel sees the tokens that it is to predict"),
+    "packed rows": (BLOOM, {"packing": True}, "BloomForCausalLM does not keep packed rows apart"),
+    "padding": (ROBERTA, {"padding": "left"}, "RobertaForCausalLM takes padding on the left for text"),
+}
+
+
+@pytest.mark.parametrize("mixed", MIXES)
+def test_a_network_that_mixes_tokens_is_refused_before_the_first_round(mixed: str, tmp_path: Path) -> None:
+    config, options, said = MIXES[mixed]
+    network, data = partial(CausalLM, config=config), new_data(tmp_path, **options)
+    with pytest.raises(FederationError, match=said):
+        new_federation(1, run_dir=tmp_path / "runs").fit(FedAvg(network, 1), data)
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(FederationError, match=said):
+        Site(WorkerSpec(FedAvg(network, 1), OneClient(data, 0, 0), new_trainer, 0), 0, VerbSettings.of({}), tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", TINY_MODELS)
+def test_a_look_for_mixed_tokens_leaves_no_trace(kind: str, dtype: Any, tmp_path: Path) -> None:
+    """In networks that mix none, with adapters or without."""
+    for options in ({"packing": True}, {"padding": "left"}):
+        data = new_data(tmp_path, **options)
+        for method in (FedAvg, HOMLoRA):
+            of_method = {"adapters": Adapters(target_modules="all-linear")} if method is FedAvg else {}
+            module = method(partial(CausalLM, config=TINY_MODELS[kind], dtype=dtype), 1, **of_method)
+            module.configure_model()
+            module.train()
+            module.backbone.network.lm_head.eval()
+            stream, before = torch.get_rng_state(), [dict(vars(part)) for part in module.modules()]
+            refuse_mixed_tokens(module, data)
+            assert torch.equal(torch.get_rng_state(), stream)
+            assert [dict(vars(part)) for part in module.modules()] == before
+
+
+@pytest.mark.parametrize(
+    "config",
+    [XLNET | {"vocab_size": 1}, XLNET | {"initializer_range": 0.0}, TINY_MODELS["llama"] | {"num_key_value_heads": 3}],
+    ids=["one token", "constant logits", "a pass that fails"],
+)
+def test_a_network_that_shows_nothing_is_not_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    module = FedAvg(partial(CausalLM, config=config), 1)
+    module.configure_model()
+    refuse_mixed_tokens(module, new_data(tmp_path, packing=True))
 
 
 def test_answers_continue_the_first_question(tmp_path: Path) -> None:

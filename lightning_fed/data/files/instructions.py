@@ -69,8 +69,9 @@ class Instructions(TableData):
         overlong: what to do with longer rows: ``cut`` removes their end and leaves out rows without anything left to train on,
             ``drop`` leaves all of them out, ``refuse`` names the first. Their number is printed.
         remove: pattern of what is removed from all texts; ``<<.*?>>`` are the calculations in GSM8K's answers.
-        padding: side on which rows are padded.
-        packing: whether the rows of a training batch are concatenated without padding. Attention keeps them apart.
+        padding: side on which rows are padded. A network that takes padding on the left for text is refused.
+        packing: whether the rows of a training batch are concatenated without padding. Attention keeps them apart; a network that
+            does not is refused.
         metrics: scores of generated answers, if a network generates: ``exact_match`` and ``last_number``, see
             :mod:`lightning_fed.data.text.exact_match`, and ``rouge_l`` (of the extra ``nlp``). An answer is compared with the first
             one of its row.

@@ -107,8 +107,13 @@ class TokenRows(LazyInputs):
             mask[place, begin : begin + len(own)] = 1
             following = own[1:].where(torch.from_numpy(learned[1:].copy()), IGNORED)
             targets[place, begin : begin + len(following)] = following
-        places = {"position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0)} if self.side == "left" else {}
+        places = {"position_ids": positions_of(mask)} if self.side == "left" else {}
         return {"input_ids": ids, "attention_mask": mask, TARGETS: targets, EXAMPLE: rows} | places
+
+
+def positions_of(mask: Tensor) -> Tensor:
+    """Positions of tokens in their rows, ``(B, L)``, by a mask without padding between tokens; 0 left of a row."""
+    return (mask.cumsum(dim=1) - 1).clamp(min=0)
 
 
 def write_rows(folder: Path, rows: Iterable[tuple[int, bool, list[int], list[bool]]]) -> None:
@@ -144,7 +149,8 @@ def write_rows(folder: Path, rows: Iterable[tuple[int, bool, list[int], list[boo
 @dataclass(frozen=True)
 class Packing(BatchTransform):
     """Concatenates the rows of a training batch without padding. Positions restart with each row; without an attention mask the
-    transformers library uses them to keep rows apart: attention is block-diagonal.
+    transformers library uses them to keep rows apart: attention is block-diagonal. Networks that ignore them are refused
+    before the first round.
     """
 
     def __call__(self, batch: Any, trainer: Any) -> Any:
@@ -152,7 +158,7 @@ class Packing(BatchTransform):
         if trainer is None or not trainer.training:
             return batch
         mask = inputs["attention_mask"].bool()
-        positions = (mask.cumsum(dim=1) - 1)[mask]
+        positions = positions_of(mask)[mask]
         fill = -len(positions) % PACKED_TO
         begun = torch.arange(fill, device=positions.device)  # like another row, without trained tokens
         ids = torch.cat([inputs["input_ids"][mask], begun * 0])
