@@ -44,6 +44,7 @@ def measured_table(run: RunView, kind: Split, metrics: Mapping[str, float], titl
         table.add_row(best, shown(run.metric, metrics[f"selected/{kind}_{run.metric}"]))
     majority = run.data.majority_accuracy() if (kind, run.metric) == ("test", "accuracy") else None
     if majority is not None:
+        majority = majority[list(run.results)] if run.results else majority  # of those that are measured
         values = (majority.mean(), majority.min(), majority.max())
         table.add_row("baseline: majority label", *(shown(run.metric, value.item()) for value in values))
     return table

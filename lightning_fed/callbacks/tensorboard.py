@@ -40,7 +40,9 @@ class TensorBoardFigures(FederationCallback):
         if due(run, self.every):
             name = f"test/{run.metric}"
             majority = run.data.majority_accuracy() if run.metric == "accuracy" else None
-            values = np.array([result[name] for result in run.results.values() if name in result])
+            measured = [client for client, result in run.results.items() if name in result]
+            values = np.array([run.results[client][name] for client in measured])
+            majority = None if majority is None else majority[measured]
             self._show(run, f"clients/{run.metric}", lambda: spread_figure(values, majority, run.metric))
 
     @staticmethod

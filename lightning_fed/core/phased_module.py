@@ -361,8 +361,11 @@ class PhasedModule(L.LightningModule):
                 if owner == phase.name:  # PyTorch keeps the step counter on the CPU, except of such optimizers
                     stays = tensor.dim() == 0 and not counts_there
                     value: Any = tensor.clone() if stays else tensor.to(self.device, copy=True)
+                    if tensor.shape == (own := parameters[parameter]).shape and tensor.dim():
+                        # In another layout than the parameter's, steps in half precision are rounded otherwise.
+                        value = torch.empty_like(own, dtype=tensor.dtype, device=self.device).copy_(tensor)
                     is_int = tensor.dim() == 0 and tensor.dtype == torch.int64  # the step counter of other libraries' optimizers
-                    optimizer.state[parameters[parameter]][key] = int(tensor) if is_int else value
+                    optimizer.state[own][key] = int(tensor) if is_int else value
         if phase.name in self._schedules:
             self._schedules[phase.name].begin(round)
 

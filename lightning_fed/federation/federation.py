@@ -92,8 +92,8 @@ class Federation:
         privacy: differential privacy: client-level, :class:`.ClientDP`, for methods whose server averages; or example-level,
             :class:`.ExampleDP`, for methods whose clients send trained parameters only. None: none.
         attack: simulated attack by some clients, for tests and benchmarks: :class:`.SignFlip`, :class:`.GaussianNoise`,
-            :class:`.LittleIsEnough`, :class:`.InnerProduct`, :class:`.LabelFlip`. Only the other clients are evaluated. None: no
-            attack.
+            :class:`.LittleIsEnough`, :class:`.InnerProduct`, :class:`.LabelFlip`. Only the other clients are evaluated, but the
+            pooled data of ``global/…`` have the examples of all. None: no attack.
         unseen: share or ids of clients that never take part in training. They are evaluated separately, as clients that join after
             training (``unseen/…``). None: no client.
         seed: seed of all randomness in the run; the command line sets it to ``seed_everything``.

@@ -15,7 +15,7 @@ from lightning_fed.federation.attacks import Attack, UpdateAttack
 from lightning_fed.federation.cohorts import Participants, says_itself_who
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.privacy import ClientDP, ExampleDP
-from lightning_fed.privacy.client_dp import GaussianMechanism
+from lightning_fed.privacy.client_dp import AdaptiveClip, GaussianMechanism
 from lightning_fed.privacy.noise import Noise, SecretNoise, SeededNoise, read_key
 from lightning_fed.tensors import State
 
@@ -141,6 +141,11 @@ def protect(
         not settings.quorum,
         f"Got privacy with quorum={settings.quorum:g}: one client could decide whether a round counts, and so change the server "
         "by more than the clip norm: leave quorum out.",
+    )
+    require(
+        not settings.dropout or not isinstance(privacy.clip, AdaptiveClip),
+        f"Got an adaptive clip norm with dropout={settings.dropout:g}: the share of clipped changes is of all who are drawn, so "
+        "that the norm would miss its quantile: leave dropout out, or give a norm.",
     )
     require(
         privacy.noise == "seeded" or (settings.patience is None and not settings.stop_at_target and settings.budget is None),

@@ -95,7 +95,7 @@ class CausalLM(TransformerLM):
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Logits ``(T, V)`` of the token after each selected one, or ``(B, V, L)`` of the token after each."""
-        rest: dict[str, Any] = {name: tensor for name, tensor in inputs.items() if name != LEARNED} | {"use_cache": False}
+        rest: dict[str, Any] = {name: tensor for name, tensor in inputs.items() if name != LEARNED}
         if LEARNED not in inputs:
             return super().forward(rest)
         places = inputs[LEARNED]

@@ -73,7 +73,8 @@ class TransformerLM(Transformer):
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Logits ``(B, V, L)`` of the token of the vocabulary that follows each of L, in float32, for sums over many tokens."""
-        return super().forward(inputs).float().transpose(1, 2)
+        given: dict[str, Any] = {**inputs, "use_cache": False}
+        return super().forward(given).float().transpose(1, 2)
 
     @property
     def end_tokens(self) -> list[int]:

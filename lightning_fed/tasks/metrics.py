@@ -63,13 +63,6 @@ class Matthews(MulticlassConfusionMatrix):
         return torch.where(scale > 0, covariance / scale, 0.0).float()
 
 
-class MeanPearson(tm.PearsonCorrCoef):
-    """Pearson's correlation; the mean over several outputs."""
-
-    def compute(self) -> Tensor:
-        return super().compute().mean()
-
-
 class MeanSpearman(tm.SpearmanCorrCoef):
     """Spearman's correlation; the mean over several outputs. NaN where it is undefined, because all predictions or all targets are
     equal, for which torchmetrics gives 0.
@@ -103,6 +96,21 @@ class OfAllPredictions(tm.Metric):
         """Add a batch."""
         self.outputs.append(outputs.detach())
         self.targets.append(targets.detach())
+
+
+class MeanPearson(OfAllPredictions):
+    """Pearson's correlation; the mean over several outputs. NaN where it is undefined, because all predictions or all targets are
+    equal: torchmetrics' running variance of equal numbers is rounding noise, and so is its correlation then.
+    """
+
+    plot_upper_bound = 1.0
+
+    def compute(self) -> Tensor:
+        outputs, targets = (dim_zero_cat(values).cpu().double() for values in (self.outputs, self.targets))
+        constant = (outputs == outputs[0]).all(dim=0) | (targets == targets[0]).all(dim=0)
+        outputs, targets = outputs - outputs.mean(dim=0), targets - targets.mean(dim=0)
+        correlation = (outputs * targets).sum(dim=0) / (outputs.norm(dim=0) * targets.norm(dim=0))
+        return torch.where(constant, torch.nan, correlation).mean().float()
 
 
 class R2(OfAllPredictions):

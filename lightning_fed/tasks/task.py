@@ -248,8 +248,9 @@ class Labels(Task):
         return compared(outputs, targets)
 
     def measured(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Probabilities, and targets as integers."""
-        outputs, targets = compared(widened(outputs), targets)
+        """Probabilities, and targets as integers. Ranks need double precision: from a logit of 17 on, single has probability 1."""
+        wide = outputs.double() if outputs.device.type != "mps" else widened(outputs)  # which has no double
+        outputs, targets = compared(wide, targets)
         return outputs.sigmoid(), targets.long()
 
 
@@ -296,7 +297,7 @@ class Regression(Task):
         "rmse": lambda outputs: tm.MeanSquaredError(squared=False, num_outputs=1),
         "mae": lambda outputs: tm.MeanAbsoluteError(),
         "r2": lambda outputs: R2(),
-        "pearson": lambda outputs: MeanPearson(num_outputs=outputs),
+        "pearson": lambda outputs: MeanPearson(),
         "spearman": MeanSpearman,
     }
     always = ("rmse", "mae")

@@ -197,6 +197,7 @@ def test_a_line_says_what_to_expect(capsys: pytest.CaptureFixture[str]) -> None:
         ({"method": new_method("Cyclic"), "sampling": "fixed", "participation": 1.0}, "chooses the participants itself"),
         ({"dropout": 0.2, "quorum": 0.5}, "one client could decide whether a round counts"),
         ({"method": Floco(Net, CLASSES, 2, optimizer=momentum)}, "chooses the participants itself"),
+        ({"privacy": dp(clip=AdaptiveClip(0.1)), "dropout": 0.2}, "the norm would miss its quantile: leave dropout out"),
         ({"privacy": dp(clip=AdaptiveClip(0.1))}, "Adaptive clipping got a noise multiplier of 1 with about 2.4 participants"),
     ],
 )

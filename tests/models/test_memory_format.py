@@ -1,11 +1,13 @@
 """Convolutional weights are channels-last: convolutions are faster so, and compute the same."""
 
 import copy
+import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from tiny import new_federation, sgd
+from tiny import momentum, new_federation, sgd
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -34,6 +36,24 @@ def test_it_changes_results_by_rounding_alone(new_network: Callable[..., nn.Modu
     torch.testing.assert_close(logits, expected)
     gradients = torch.autograd.grad(cross_entropy(logits, labels), list(network.parameters()))
     torch.testing.assert_close(gradients, torch.autograd.grad(cross_entropy(expected, labels), list(contiguous.parameters())))
+
+
+@pytest.mark.parametrize("limit", [2048, 1e-5], ids=["in memory", "on disk"])
+def test_moments_keep_it_wherever_they_are_kept(limit: float) -> None:
+    """In half precision a step with moments in another layout is rounded otherwise."""
+    layouts = []
+
+    class Watched(FedAvg):
+        def client_step(self, batch: Any) -> Tensor:
+            state = self.progress.optimizer.optimizer.state  # type: ignore[union-attr]
+            layouts.append([moments["momentum_buffer"].stride() == p.stride() for p, moments in state.items() if p.dim() == 4])
+            return super().client_step(batch)
+
+    data = InMemory(torch.rand(16, 3, 32, 32), torch.arange(16) % 4, num_classes=4, num_clients=2, partition=IID(), batch_size=8)
+    federation = new_federation(2, evaluate_every=0, store_limit_mb=limit)
+    federation.fit(Watched(LeNet5, optimizer=momentum, persistent=True), data)
+    assert any(layouts)
+    assert all(itertools.chain(*layouts))
 
 
 class Fussy(LeNet5):

@@ -16,7 +16,7 @@ from lightning_fed.data import IID, InMemory
 from lightning_fed.data.batches import INPUT, TARGETS
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg
-from lightning_fed.tasks.metrics import F1, R2, Matthews, MeanSpearman
+from lightning_fed.tasks.metrics import F1, R2, Matthews, MeanPearson, MeanSpearman
 from lightning_fed.tasks.task import TASKS
 
 
@@ -66,15 +66,28 @@ def test_r2_is_exact_wherever_the_targets_are(center: float, scale: float) -> No
 
 def test_what_is_undefined_is_no_number() -> None:
     """So that it does not count in means over clients: of one example, or with constant predictions or targets."""
-    for metric in (R2(), MeanSpearman(1)):
+    for metric in (R2(), MeanSpearman(1), MeanPearson()):
         metric.update(torch.ones(1), torch.zeros(1))
         assert metric.compute().isnan()
     several = MeanSpearman(1)
     several.update(torch.ones(3), torch.arange(3.0))
     assert several.compute().isnan()
+    for value in torch.linspace(-3, 3, 50):
+        metric = MeanPearson()
+        for count in (512, 88):
+            metric.update(value.expand(count), torch.rand(count))
+        assert metric.compute().isnan()
     constant = R2()
     constant.update(torch.arange(3.0), torch.ones(3))
     assert constant.compute() == r2_score([1, 1, 1], [0, 1, 2]) == 0
+
+
+def test_confident_predictions_keep_their_order() -> None:
+    logits, labels = torch.linspace(17, 22, 40)[:, None], torch.arange(40) >= 20
+    for name, task, count in (("auroc", "binary", 1), ("average_precision", "multilabel", 2)):
+        metric = TASKS[task].measures[name](count)
+        metric.update(*TASKS[task]().measured(logits.expand(-1, count), labels.float()[:, None].expand(-1, count)))
+        assert metric.compute() == 1, name
 
 
 def test_metrics_of_half_precision_are_computed_in_single() -> None:

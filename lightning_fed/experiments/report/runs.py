@@ -233,7 +233,7 @@ def _of_clients(run: RunFolder, metric: str, lower: bool) -> dict[str, float]:
     return {
         "worst_tenth": worst.mean(),
         "pooled": (measured[column] * measured["test"]).sum() / measured["test"].sum(),
-        "majority": clients["majority_accuracy"].mean() if "majority_accuracy" in clients else math.nan,
+        "majority": measured["majority_accuracy"].mean() if "majority_accuracy" in clients else math.nan,
     }
 
 
