@@ -75,9 +75,9 @@ class RoundTurns:
         return {name for module in self._modules for name in module.buffer_names()}
 
     @cached_property
-    def _continued(self) -> set[str]:
-        """Names of what clients of any architecture change from the received values on."""
-        return {name for module in self._modules for name in module.continued_names()}
+    def _computed_anew(self) -> set[str]:
+        """Names of what clients of any architecture do not change from the received values on: payloads, unless they continue."""
+        return {name for module in self._modules for name in module.payload().keys() - module.continued_names()}
 
     def run(
         self, turns: Iterable[Turn], receive: Receive | None = None, failure: str | None = None
@@ -169,7 +169,8 @@ class RoundTurns:
             sent = replace(sent, state=self._arrived[1])
             state = self._compression.expand_update(update.state, sent.state)
             if (exact := self._exact.pop(turn.client.id, None)) is not None:
-                state = self._compression.unrounded(state, sent.state, exact, self._continued)
+                names = state.keys() - self._computed_anew - self._buffers
+                state = self._compression.unrounded(state, sent.state, exact, names)
             expanded = replace(update, state=state)
         self._server.check(expanded, sent, turn.client)
         self.traffic.up(update)
