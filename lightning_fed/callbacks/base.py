@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from torch import Tensor
 
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.core.module import FederatedModule
@@ -104,6 +105,15 @@ class FederationCallback:
 def boards(run: RunView) -> list[TensorBoardLogger]:
     """The TensorBoard loggers of a run."""
     return [logger for logger in run.loggers if isinstance(logger, TensorBoardLogger)]
+
+
+def majority_baseline(run: RunView) -> Tensor | None:
+    """Accuracy on test data of each measured client's most frequent label, without unseen clients and attackers; None if the
+    monitored metric is another one, or no client was measured.
+    """
+    majority = run.data.majority_accuracy() if run.metric == "accuracy" else None
+    measured = [client for client, result in run.results.items() if "test/accuracy" in result]
+    return majority[measured] if majority is not None and measured else None
 
 
 def due(run: RunView, every: int) -> bool:

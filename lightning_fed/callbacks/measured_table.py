@@ -6,7 +6,7 @@ from typing import Literal
 
 from rich.table import Table
 
-from lightning_fed.callbacks.base import RunView
+from lightning_fed.callbacks.base import RunView, majority_baseline
 
 Split = Literal["val", "test"]
 
@@ -42,9 +42,8 @@ def measured_table(run: RunView, kind: Split, metrics: Mapping[str, float], titl
     if f"selected/{kind}_{run.metric}" in metrics:
         best = f"  round {metrics['selected/round']:.0f}, best on validation"
         table.add_row(best, shown(run.metric, metrics[f"selected/{kind}_{run.metric}"]))
-    majority = run.data.majority_accuracy() if (kind, run.metric) == ("test", "accuracy") else None
+    majority = majority_baseline(run) if kind == "test" else None
     if majority is not None:
-        majority = majority[list(run.results)] if run.results else majority  # of those that are measured
         values = (majority.mean(), majority.min(), majority.max())
         table.add_row("baseline: majority label", *(shown(run.metric, value.item()) for value in values))
     return table

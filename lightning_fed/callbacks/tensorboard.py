@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lightning_fed.callbacks.base import FederationCallback, RunView, boards, due
+from lightning_fed.callbacks.base import FederationCallback, RunView, boards, due, majority_baseline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,10 +39,7 @@ class TensorBoardFigures(FederationCallback):
     def on_round_end(self, run: RunView) -> None:
         if due(run, self.every):
             name = f"test/{run.metric}"
-            majority = run.data.majority_accuracy() if run.metric == "accuracy" else None
-            measured = [client for client, result in run.results.items() if name in result]
-            values = np.array([run.results[client][name] for client in measured])
-            majority = None if majority is None else majority[measured]
+            values, majority = np.array([result[name] for result in run.results.values() if name in result]), majority_baseline(run)
             self._show(run, f"clients/{run.metric}", lambda: spread_figure(values, majority, run.metric))
 
     @staticmethod

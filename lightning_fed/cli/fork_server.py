@@ -8,7 +8,6 @@ from contextlib import suppress
 from importlib import import_module
 
 import matplotlib.backends.backend_agg  # noqa: F401 - a run with loggers imports this and the next ones later
-import tabulate  # noqa: F401
 import tensorboard.plugins.hparams.summary_v2  # noqa: F401
 import torch.utils.tensorboard  # noqa: F401
 from PIL import Image

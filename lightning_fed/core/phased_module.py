@@ -359,13 +359,15 @@ class PhasedModule(L.LightningModule):
             for name, tensor in self.moments.items():
                 owner, parameter, key = moment_parts(name)
                 if owner == phase.name:  # PyTorch keeps the step counter on the CPU, except of such optimizers
-                    stays = tensor.dim() == 0 and not counts_there
-                    value: Any = tensor.clone() if stays else tensor.to(self.device, copy=True)
-                    if tensor.shape == (own := parameters[parameter]).shape and tensor.dim():
-                        # In another layout than the parameter's, steps in half precision are rounded otherwise.
-                        value = torch.empty_like(own, dtype=tensor.dtype, device=self.device).copy_(tensor)
-                    is_int = tensor.dim() == 0 and tensor.dtype == torch.int64  # the step counter of other libraries' optimizers
-                    optimizer.state[own][key] = int(tensor) if is_int else value
+                    own = parameters[parameter]
+                    if tensor.dim() and tensor.shape == own.shape:  # in its layout: otherwise half precision is rounded otherwise
+                        value: Any = torch.empty_like(own, dtype=tensor.dtype, device=self.device).copy_(tensor)
+                    elif tensor.dim() == 0 and tensor.dtype == torch.int64:  # the step counter of other libraries' optimizers
+                        value = int(tensor)
+                    else:
+                        stays = tensor.dim() == 0 and not counts_there
+                        value = tensor.clone() if stays else tensor.to(self.device, copy=True)
+                    optimizer.state[own][key] = value
         if phase.name in self._schedules:
             self._schedules[phase.name].begin(round)
 

@@ -84,9 +84,11 @@ class AdaptiveOptimizer(ServerOptimizer):
 
     def __post_init__(self) -> None:
         refuse_ones(self, "beta_1")
-        told = f"tau={self.tau}, whose square is v's" if self.initial_v is None else f"initial_v={self.initial_v} as v's"
-        fits = self.first_v <= torch.finfo(torch.float32).max
-        require(fits, f"{type(self).__name__} got {told} first value, which single precision cannot hold: give less.")
+        option = "tau" if self.initial_v is None else "initial_v"
+        require(
+            self.first_v <= torch.finfo(torch.float32).max,
+            f"{type(self).__name__} got {option}={getattr(self, option)}, with which v overflows in single precision: give less.",
+        )
 
     @property
     def first_v(self) -> float:

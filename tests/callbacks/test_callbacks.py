@@ -13,6 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tiny import CLASSES, Net, Stop, new_data, new_federation, new_method, new_trainer
 
 from lightning_fed.callbacks import FederationCallback, RunView
+from lightning_fed.callbacks.base import majority_baseline
+from lightning_fed.callbacks.measured_table import measured_table
 from lightning_fed.callbacks.tensorboard import label_figure, spread_figure
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.federation.federation import Federation
@@ -75,6 +77,16 @@ def test_clients_csv_has_a_row_per_client() -> None:
         assert float(row["majority_accuracy"]) == majority[client.id]
         assert float(row["test/accuracy"]) == federation.run.results[client.id]["test/accuracy"]
         assert "val/accuracy" in row
+
+
+def test_the_trivial_baseline_is_that_of_the_clients_that_are_measured() -> None:
+    """Not of those that never take part, of whom one could have another majority."""
+    federation = fit(1, unseen=[3])
+    majority = federation.run.data.majority_accuracy()[:3]
+    baseline = majority_baseline(federation.run)
+    assert torch.equal(baseline, majority)
+    rows = [list(column.cells) for column in measured_table(federation.run, "test", federation.run.history[-1], "").columns]
+    assert rows[1][-1] == f"{100 * majority.mean():.2f} %"
 
 
 def test_tensorboard_has_scalars_figures_and_hyperparameters() -> None:

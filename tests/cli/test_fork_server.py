@@ -1,7 +1,10 @@
 """The process that cells are forked from."""
 
+import ast
 import os
+import re
 import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import torch
 from lightning_fed.experiments.sweep.forks import NAMES
 
 SERVER = "lightning_fed.cli.fork_server"
+ROOT = Path(__file__).parents[2]
 
 
 def test_it_asks_for_no_gpu_and_leaves_the_environment_to_the_runs(
@@ -27,6 +31,16 @@ def test_it_asks_for_no_gpu_and_leaves_the_environment_to_the_runs(
     assert asked == []
     assert os.environ["LIGHTNING_FED_FIT__FEDERATION__ROUNDS"] == "many"
     assert capfd.readouterr() == ("", "")
+
+
+def test_it_imports_nothing_that_is_not_installed_with_the_library() -> None:
+    """multiprocessing is silent about a preloaded module that cannot be imported; then each run imports everything itself."""
+    source = ast.parse(Path(ROOT, "lightning_fed/cli/fork_server.py").read_text())
+    named = [alias.name for node in ast.walk(source) if isinstance(node, ast.Import) for alias in node.names]
+    named += [str(node.module) for node in ast.walk(source) if isinstance(node, ast.ImportFrom)]
+    declared = tomllib.loads(Path(ROOT, "pyproject.toml").read_text())["project"]["dependencies"]
+    ours = {re.match(r"[\w-]+", one)[0] for one in declared} | {"lightning_fed", "PIL"}  # type: ignore[index]  # PIL: of matplotlib
+    assert {name.partition(".")[0] for name in named} - sys.stdlib_module_names <= ours
 
 
 def test_it_imports_what_the_sweep_names(monkeypatch: pytest.MonkeyPatch) -> None:

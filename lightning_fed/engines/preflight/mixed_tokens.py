@@ -1,10 +1,7 @@
 """A check by numbers that a language model's logits of a token depend on nothing but that token and those before it in its row."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule, Instructions
@@ -12,6 +9,7 @@ from lightning_fed.data.text.token_rows import positions_of
 from lightning_fed.errors import FederationError
 from lightning_fed.models import TransformerLM
 from lightning_fed.models.transformer import Inputs
+from lightning_fed.nn.evaluating import evaluating
 from lightning_fed.seeding import isolated
 
 LENGTH = 4
@@ -35,8 +33,7 @@ def refuse_mixed_tokens(module: FederatedModule, data: FederatedDataModule) -> N
     """
     for network in module.modules():
         if isinstance(network, TransformerLM):
-            with isolated(), torch.no_grad(), unchanged(network):
-                network.eval()
+            with isolated(), torch.no_grad(), evaluating(network):
                 _check(network, data)
 
 
@@ -101,15 +98,3 @@ def _differ(network: TransformerLM, expected: Tensor, got: Tensor) -> bool:
     spread = expected - expected.mean(dim=0)
     error = got - got.mean(dim=0) - spread
     return bool(error.norm() > (SINGLE if is_single else HALF) * spread.norm() + rounding * expected.norm())
-
-
-@contextmanager
-def unchanged(network: nn.Module) -> Iterator[None]:
-    """Restore after a block what layers and tensors remember of a pass: their mode, and what quantised weights compute in."""
-    remembered = [(part, dict(vars(part))) for part in (*network.modules(), *network.parameters())]
-    try:
-        yield
-    finally:
-        for part, attributes in remembered:
-            vars(part).clear()
-            vars(part).update(attributes)

@@ -185,9 +185,7 @@ class Sweep:
     @property
     def varied(self) -> set[str]:
         """The keys in which the runs differ by the sweep file."""
-        given = (*self.methods.values(), *self.settings.values(), *self.tune.values())
-        keys = {plain(key) for overrides in given for key in overrides}
-        return keys | {SEED, plain(PARTITION_SEED)}
+        return self.varied_in_setting | {plain(key) for overrides in self.settings.values() for key in overrides}
 
     @property
     def varied_in_setting(self) -> set[str]:

@@ -58,6 +58,12 @@ def test_a_run_says_whether_less_is_better_of_a_measure_that_nobody_knows(facts:
     assert (row["best"], row["best_round"], row["selected"], row["target_round"], row["worst_tenth"]) == (0.2, 1, 0.2, 1, 0.9)
 
 
+def test_the_majority_label_is_that_of_the_clients_that_were_measured() -> None:
+    path = write_run(Path("runs/a"), [0.5])
+    (path / "clients.csv").write_text((path / "clients.csv").read_text() + "2,9,0.95,\n")  # unseen
+    assert load_runs("runs")["majority"].item() == 0.25
+
+
 def test_what_was_never_reached_is_not_known() -> None:
     write_run(Path("runs/version_0"), [0.2])
     assert math.isnan(load_runs("runs", target=0.9)["target_round"].iloc[0])
