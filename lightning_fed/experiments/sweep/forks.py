@@ -208,6 +208,7 @@ def run_program(args: Sequence[str], variables: Mapping[str, str], module: str) 
         finalizer.atexit = False
     os.environ.update(variables)
     sys.argv[1:] = args
+    sys.modules.pop(f"{module}.__main__", None)  # a sweep's console script has imported it, of which runpy would warn
     code = 1
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -347,6 +348,17 @@ def test_a_fork_server_that_starts_early_is_told_what_is_imported_meanwhile() ->
     assert {name.partition(".")[0] for name in names} == {"csv", "json"}
     assert len(names) == len(set(names))
     assert forking.NAMES not in os.environ
+
+
+def test_a_fork_of_a_program_that_is_imported_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """multiprocessing imports the sweep's own console script in the fork, and with it the program."""
+    Path("package").mkdir()
+    Path("package/__init__.py").touch()
+    Path("package/__main__.py").write_text(f"if __name__ == '__main__':\n{indent(STAND_IN, '    ')}")
+    Path("nothing.py").write_text("import package.__main__")
+    monkeypatch.setattr(forking, "PROGRAM", "package")
+    assert [row["status"] for row in played([job(0)], 1, FORKS)] == ["finished"]
+    assert "Warning" not in Path("sweep/A/seed_0/log.txt").read_text()
 
 
 def test_a_name_that_is_half_written_is_read_when_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
