@@ -40,6 +40,7 @@ class RunFacts(FederationCallback):
             **({"positive_class": binary_classes(data)[1]} if model.task.name == "binary" else {}),
             "training": lengths(model.phases()),
             "fine_tuning": lengths(model.fine_tuning_phases()),
+            "fine_tuning_when": model.fine_tuning.when,
         }
         path, aside = run.folder / "run.json", run.folder / ".run.json"  # the same each time: leftovers of a kill are replaced
         write_synced(aside, f"{json.dumps(facts, indent=1)}\n".encode(), becomes=path)

@@ -35,7 +35,8 @@ class ZeroOne(MulticlassAccuracy):
             [],
         ),
         (
-            *("FedAvgFT", {"fine_tuning": FineTuning(epochs=3)}, "after/test_accuracy/mean", [{"phase": "local", "epochs": 1}]),
+            *("FedAvgFT", {"fine_tuning": FineTuning(epochs=3, when="last")}, "after/test_accuracy/mean"),
+            [{"phase": "local", "epochs": 1}],
             [{"phase": "fine_tune", "epochs": 3}],
         ),
         (
@@ -56,5 +57,6 @@ def test_headline_and_phases(method: str, options: Any, monitor: str, training: 
         "higher_is_better": True,
         "lower_is_better": list(options.get("metrics", ())),
     }
-    assert facts == played | measured | {"training": training, "fine_tuning": fine_tuning}
+    when = "last" if fine_tuning else "always"
+    assert facts == played | measured | {"training": training, "fine_tuning": fine_tuning, "fine_tuning_when": when}
     assert monitor in history[-1]

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -12,6 +13,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report.pairing import DRAW, cells_of
 from lightning_fed.experiments.report.statistics import Cells, Estimate, estimate
 from lightning_fed.experiments.report.views import View, in_percent, kind_of, lower_is_better, rough
+from lightning_fed.experiments.sweep.folder import CellFolder
 from lightning_fed.experiments.sweep.plan import ReportOptions
 from lightning_fed.formatting import sized
 
@@ -161,7 +163,12 @@ def comparisons(runs: pd.DataFrame, options: ReportOptions) -> list[Comparison]:
 def unfinished(runs: pd.DataFrame) -> list[str]:
     """A line for each run that a table leaves out."""
     rest = runs[runs["rounds"] < runs["planned"]]
-    return [f"Left out: {row.folder} has finished {row.rounds} of {row.planned} rounds." for row in rest.itertuples()]
+    records = [CellFolder(Path(folder).parent).result for folder in rest["folder"]]
+    whys = [f": {record.error.rstrip('.')}" if record is not None and record.error else "" for record in records]
+    return [
+        f"Left out: {row.folder} has finished {row.rounds} of {row.planned} rounds{why}."
+        for row, why in zip(rest.itertuples(), whys, strict=True)
+    ]
 
 
 def baseline_of(runs: pd.DataFrame, baseline: str | None) -> str:

@@ -45,7 +45,7 @@ def methods_table(comparison: Comparison, published: Sequence[Published] = ()) -
         gap = gap_column(comparison, options.between)
         columns, notes = [*columns, gap[0]], [*notes, gap[1]]
     table = Layout.of(comparison.setting, {method: Entry(_called(comparison, method)) for method in methods}, columns, notes)
-    majority = comparison.runs.groupby("partition")["majority"].first() * comparison.scale  # global metrics have none
+    majority = comparison.runs.groupby("partition")["majority"].mean() * comparison.scale  # global metrics have none
     if comparison.scale == 100.0 and majority.notna().any():
         numbers = [Entry("majority label"), *([BLANK] if comparison.mixed else []), Entry(spread(majority))]
         table.rows.append([*numbers, *[BLANK] * (len(table.columns) - len(numbers))])
@@ -135,7 +135,8 @@ def _notes(comparison: Comparison, apart: Mapping[str, Estimate], theirs: Iterab
         who = " that sends anything" if options.equal == "bytes" and not runs["bytes"].all() else ""
         notes.append(f"At equal cost: each run at the largest cost that every run of the setting{who} reached.{_short(comparison)}")
     if apart and len(runs) > len(comparison.methods):
-        notes += [_paired(comparison), *_corrected(apart), "Bold: the best mean of a column and what is not separated from it."]
+        bold = [] if comparison.mixed else ["Bold: the best mean of a column and what is not separated from it."]
+        notes += [_paired(comparison), *_corrected(apart), *bold]
     equal = dict.fromkeys(runs["equal_partitions"]) if "equal_partitions" in runs else ()
     notes += [f"Partitions {seeds} count as one: the partition's seed changes nothing in these data." for seeds in equal if seeds]
     if len(comparison.partitions) == 1:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
 
 from lightning_fed.experiments.report.comparison import Comparison
-from lightning_fed.experiments.report.views import in_percent, measure_of
+from lightning_fed.experiments.report.views import in_percent, measure_of, stage_of
 from lightning_fed.experiments.sweep.tuning import Trial, chosen
 
 WIDTH, HEIGHT = 3.35, 2.4
@@ -89,9 +89,9 @@ def save(figure: Figure, path: Path) -> bytes:
 
 
 def curves(rounds: pd.DataFrame, metric: str, over: str, styles: dict[str, Style], ends: Mapping[str, float]) -> Figure:
-    """Mean over seeds, a band of one standard deviation around it, and thin lines for the runs of a setting. A mean is over all of
-    them: it ends with the run that ends first. ``over`` is one of :data:`AXES`; ``ends`` has the reported value of each method, if
-    it is not the mean at the last evaluation.
+    """Mean over seeds, a band of one standard deviation around it, and thin lines for the runs of a setting, each at its own cost.
+    A mean is over all of them, at their mean cost: it ends with the run that ends first. ``over`` is one of :data:`AXES`; ``ends``
+    has the reported value of each method, if it is not the mean at the last evaluation.
     """
     column, label, unit = AXES[over]
     percent = in_percent(metric)
@@ -103,18 +103,18 @@ def curves(rounds: pd.DataFrame, metric: str, over: str, styles: dict[str, Style
         for method, group in measured.groupby("method", sort=False):
             color, dashes = styles[str(method)]
             values = group.pivot(index="round", columns=["partition", "seed"], values=metric) * scale
-            places = group.pivot(index="round", columns=["partition", "seed"], values=column).mean(axis=1)
             whole = values.dropna()
-            mean, std, together = whole.mean(axis=1), whole.std(axis=1, ddof=1), places[whole.index]
+            mean, std, together = whole.mean(axis=1), whole.std(axis=1, ddof=1), group.groupby("round")[column].mean()[whole.index]
             end = ends[str(method)] * scale if str(method) in ends else values.ffill().iloc[-1].mean()
-            if places.max() == 0:
+            if group[column].max() == 0:
                 axes.axhline(end, color=color, linestyle=dashes, label=f"{method} ({end:.{digits}f}, sends nothing)")
                 continue
             marker = "o" if len(together) == 1 else None
             axes.plot(together, mean, color=color, linestyle=dashes, label=f"{method} ({end:.{digits}f})", marker=marker)
             if values.shape[1] > 1:
                 axes.fill_between(together, mean - std, mean + std, color=color, alpha=0.18, linewidth=0)
-                axes.plot(places, values, color=color, alpha=0.35, linewidth=0.4)
+                for _, run in group.groupby(["partition", "seed"]):
+                    axes.plot(run[column], run[metric] * scale, color=color, alpha=0.35, linewidth=0.4)
         if over == "rounds":
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         else:
@@ -250,13 +250,15 @@ def _label(axes: Axes, text: str) -> None:
 
 
 def _called(metric: str, percent: bool) -> str:
-    return f"test {measure_of(metric).replace('_', ' ')}" + (" (%)" if percent else "")
+    """The measure of clients' models in the mean, or of each client; the whole name of another column."""
+    usual = stage_of(metric) in ("after", "monitor", "test") and ("/mean" in metric or metric.count("/") == 1)
+    return (f"test {measure_of(metric).replace('_', ' ')}" if usual else metric) + (" (%)" if percent else "")
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
     """A legend inside the picture if it has up to four lines that are not long, else above it."""
     if len(axes.get_legend_handles_labels()[1]) <= 4:
-        inside = axes.legend(loc="best")
+        inside = axes.legend(loc="best", frameon=True, framealpha=0.7, edgecolor="none")  # a band may lie below
         if inside.get_window_extent().width < 0.7 * figure.bbox.width:
             return
         inside.remove()

@@ -208,7 +208,10 @@ def _compare_at(table: pd.DataFrame, rounds: Sequence[pd.DataFrame], cost: Cost,
 def work_of(facts: Mapping[str, Any]) -> str:
     """A client's work in a round, from ``run.json``: ``1``, ``2 on low_rank + 3 on full_rank``, ``10 steps``; and fine-tuning."""
     said = _lengths(facts["training"]) or "0"
-    return said + (f", fine-tuned {_lengths(facts['fine_tuning'])}" if facts["fine_tuning"] else "")
+    if not facts["fine_tuning"]:
+        return said
+    at_the_end = " at the end" if facts.get("fine_tuning_when") == "last" else ""  # missing in files of earlier versions
+    return f"{said}, fine-tuned {_lengths(facts['fine_tuning'])}{at_the_end}"
 
 
 def _lengths(phases: Sequence[Mapping[str, Any]]) -> str:
@@ -222,7 +225,7 @@ def _of_clients(run: RunFolder, metric: str, lower: bool) -> dict[str, float]:
     """Statistics over clients; they are known for the clients' own models after aggregation."""
     path, column = run.path / "clients.csv", f"test/{measure_of(metric)}"
     unknown = dict.fromkeys(("worst_tenth", "pooled", "majority"), math.nan)
-    if not path.is_file() or not metric.startswith("after/test_"):
+    if not path.is_file() or not (metric.startswith("after/test_") and metric.endswith("/mean")):
         return unknown
     clients = read_clients(run.path)
     if column not in clients:

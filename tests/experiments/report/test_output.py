@@ -197,6 +197,28 @@ def test_curves_are_means_over_seeds_with_a_band_of_one_deviation(sweep: Path) -
     assert axes.get_ylabel() == "test accuracy (%)"
 
 
+def test_thin_lines_are_runs_at_their_own_cost() -> None:
+    """Of runs that end early, too, and through rounds in which only others were measured."""
+    for seed, (accuracies, flops) in enumerate((([0.1, 0.3], 100), ([0.5, 0.6, 0.7, 0.9], 20))):
+        write_run(Path(f"runs/{seed}"), accuracies, seed=seed)
+        table = pd.read_csv(metrics := Path(f"runs/{seed}/metrics.csv"))
+        table.assign(**{"compute/total_flops": flops * table["round"]}).to_csv(metrics, index=False)
+    vary = ["federation.rounds"]
+    rounds = load_rounds("runs", vary=vary).assign(setting="")
+    rounds.loc[(rounds["seed"] == 1) & (rounds["round"] == 2), METRIC] = math.nan
+    [axes] = dict(pictures(rounds, load_clients("runs", vary=vary), METRIC))["over_flops"].axes
+    thin = [line for line in axes.lines if line.get_linewidth() < 1]
+    assert [line.get_xdata().tolist() for line in thin] == [[100, 200], [20, 60, 80]]
+    assert [line.get_ydata().tolist() for line in thin] == [pytest.approx([10, 30]), pytest.approx([50, 70, 90])]
+
+
+def test_a_column_that_is_no_mean_of_clients_has_its_name_on_the_axis(sweep: Path) -> None:
+    least = "after/test_accuracy/min"
+    rounds = load_rounds(sweep).rename(columns={METRIC: least})
+    [axes] = dict(pictures(rounds, load_clients(sweep), least))["over_rounds"].axes
+    assert axes.get_ylabel() == f"{least} (%)"
+
+
 def test_a_legend_has_the_last_round_where_there_are_too_few_for_a_mean(sweep: Path) -> None:
     report = report_on([sweep], at="mean3")
     [axes] = dict(pictures(report.rounds, report.clients, METRIC, report.ends))["over_rounds"].axes

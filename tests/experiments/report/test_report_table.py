@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
-from written_runs import add_facts, write_run, write_sweep, write_sweep_file
+from written_runs import add_facts, write_crossed, write_run, write_sweep, write_sweep_file
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report import load_runs
@@ -171,9 +171,11 @@ def test_a_run_that_is_to_have_more_rounds_is_not_finished(tmp_path: Path) -> No
     file = folder / "sweep.yaml"
     file.write_text(file.read_text().replace("model: FedAvg", "model: FedAvg\n    federation.rounds: 3"))
     for method, status in (("FedAvg", "failed"), ("Standalone", "finished")):
-        CellFolder(folder / method / "seed_0").record(CellRecord(status, rounds=3))
+        error = "the training diverged." if status == "failed" else ""
+        CellFolder(folder / method / "seed_0").record(CellRecord(status, rounds=3, error=error))
     runs = load_runs(folder)
-    assert unfinished(runs) == [f"Left out: {folder}/FedAvg/seed_0/version_0 has finished 2 of 3 rounds."]
+    why = "the training diverged"
+    assert unfinished(runs) == [f"Left out: {folder}/FedAvg/seed_0/version_0 has finished 2 of 3 rounds: {why}."]
     assert [list(rows_of(layout)) for layout in tables(runs)] == [["Standalone", "majority label"]]
 
 
@@ -351,9 +353,16 @@ def test_of_methods_with_different_headlines_none_is_the_best(monitor: str, colu
     assert (rows["FedHM"][column], rows["FedHM"]["last, minus FedAvg"].text) == (Entry(shown), "another measure")
     assert rows["FedPer"]["last, minus FedAvg"].text.startswith("−")
     assert not any(entry.bold for row in layout.rows for entry in row)
+    assert not any(note.startswith("Bold") for note in layout.notes)
     [layout] = tables(load_runs("runs"))
     assert rows_of(layout)["FedHM"]["last round (%)"].text == "90.00 ± 0.00"
     assert f"The monitored metric of FedHM is {monitor} (metric: monitor shows it)." in layout.notes
+
+
+def test_a_majority_label_is_a_mean_over_training_seeds_which_may_draw_the_unseen_clients(tmp_path: Path) -> None:
+    runs = load_runs(write_crossed(tmp_path / "sweep", {"FedAvg": [[0.5, 0.6], [0.5, 0.6]]}))
+    [layout] = tables(runs.assign(majority=[0.4, 0.6, 0.2, 0.4]))
+    assert rows_of(layout)["majority label"]["last round (%)"].text == "40.00 ± 14.14"
 
 
 def test_a_majority_label_is_known_where_one_method_has_clients() -> None:

@@ -318,7 +318,9 @@ def test_clients_means_of_different_measures_stand_side_by_side() -> None:
     ],
 )
 def test_what_a_client_does_in_a_round(training: list[dict[str, Any]], fine_tuning: list[dict[str, Any]], said: str) -> None:
-    assert work_of({"training": training, "fine_tuning": fine_tuning}) == said
+    facts = {"training": training, "fine_tuning": fine_tuning}
+    assert work_of(facts) == work_of(facts | {"fine_tuning_when": "always"}) == said
+    assert work_of(facts | {"fine_tuning_when": "last"}) == said + " at the end" * bool(fine_tuning)
 
 
 def test_at_equal_cost_everybody_has_spent_what_all_of_them_have() -> None:
