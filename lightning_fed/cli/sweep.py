@@ -11,14 +11,14 @@ import yaml
 from rich.console import Console
 
 from lightning_fed.cli.options import Options, positive, say, whole
-from lightning_fed.errors import FederationError, error_text, print_error
+from lightning_fed.errors import FederationError, error_text, print_error, require
 from lightning_fed.experiments.configs import SWEEP, found
 from lightning_fed.experiments.sweep.board import BOARD, write_board
 from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
 from lightning_fed.experiments.sweep.forks import ForkServer
 from lightning_fed.experiments.sweep.plan import Cell, ReportOptions, Sweep, arguments
 from lightning_fed.experiments.sweep.player import CellJob, play, write_cells
-from lightning_fed.experiments.sweep.processes import Start, own_processes
+from lightning_fed.experiments.sweep.processes import CellProcess, Start, own_processes
 from lightning_fed.experiments.sweep.progress import SweepProgress
 from lightning_fed.experiments.sweep.provenance import commit, machine, versions
 from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, flat, plain, read_json, read_yaml
@@ -61,7 +61,7 @@ def run(args: Sequence[str]) -> None:
     config = found(given.config, SWEEP)
     sweep = read_sweep(config)
     try:
-        found(sweep.base)
+        base = found(sweep.base)
     except FederationError as error:
         raise FederationError(f"{config}: there is no base {sweep.base}. {error}") from error
     again = shlex.join(["lightning-fed", *args])
@@ -73,10 +73,28 @@ def run(args: Sequence[str]) -> None:
         if given.cell is not None:
             play_cell(sweep, given.cell, console, again, preempted)
         elif given.isolate or sys.platform != "linux":  # beyond Linux the state of system libraries does not survive a fork
-            play_all(sweep, given.workers, console, own_processes(sweep.threads), again, preempted)
+            play_all(sweep, given.workers, console, unless_changed(base, own_processes(sweep.threads)), again, preempted)
         else:
             with ForkServer(sweep.threads) as start:
-                play_all(sweep, given.workers, console, start, again, preempted, start.name_libraries)
+                play_all(sweep, given.workers, console, unless_changed(base, start), again, preempted, start.name_libraries)
+
+
+def unless_changed(base: Path, start: Start) -> Start:
+    """Starts processes as long as the base configuration, which each of them reads, is as it is now.
+
+    Raises:
+        FederationError: when a process is started after a change.
+    """
+    checked = base.read_bytes()
+
+    def start_checked(args: Sequence[str], log: Path, lock: int, variables: Mapping[str, str]) -> CellProcess:
+        require(
+            base.is_file() and base.read_bytes() == checked,
+            f"{base} has changed since the runs were checked: give the same command again, which checks all of them.",
+        )
+        return start(args, log, lock, variables)
+
+    return start_checked
 
 
 def known_cells(sweep: Sweep, best: Mapping[tuple[str, str], str]) -> list[Cell]:
@@ -148,7 +166,7 @@ def play_all(
 
 
 def play_cell(sweep: Sweep, number: int, console: Console, again: str, preempted: Callable[[], bool]) -> None:
-    """Run one cell, unless it is finished or being run.
+    """Run one cell, unless it is finished or being run. The runs that others have begun must have the sweep's settings, too.
 
     Raises:
         FederationError: if there is no such cell, or its settings are not known yet.
@@ -163,7 +181,8 @@ def play_cell(sweep: Sweep, number: int, console: Console, again: str, preempted
             f"Run {number} is one of {cell.method} with its best value, which is not known before its runs among 0 to "
             f"{len(sweep.trials) - 1} have ended: run them first."
         )
-    jobs = checked(sweep, [cell], console, build=False)
+    begun = [one for one in known_cells(sweep, best) if one.name == cell.name or CellFolder(sweep.folder / one.name).run]
+    jobs = [job for job in checked(sweep, begun, console, build=False) if job.cell.name == cell.name]
     reopen(jobs)
     played(sweep, jobs, known_cells(sweep, best), 1, console, own_processes(sweep.threads), preempted)
     conclude(sweep, jobs, again)
@@ -262,6 +281,7 @@ def checked(
                 elif kind not in known:
                     known[kind] = read(cell.name, args)
                 failed.remove(kind)
+                folder.refuse_cut()
                 seeds = {SEED: cell.seed} | ({} if cell.partition is None else {plain(PARTITION_SEED): cell.partition})
                 grows = folder.run is not None and gets_more_rounds(folder, folder.run, known[kind] | seeds)
                 if cell.name in to_build and cell.name in finished:

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from tiny_files import write_idx
 from lightning_fed.__main__ import main
 from lightning_fed.cli import dry_run
 from lightning_fed.cli.dry_run import check_start, errors_of, read
-from lightning_fed.cli.sweep import gets_more_rounds
+from lightning_fed.cli.sweep import gets_more_rounds, unless_changed
 from lightning_fed.data import IID, Digits, InMemory
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report import load_clients, load_runs
@@ -194,6 +195,49 @@ def finished() -> CellFolder:
     played = read("FedAvg", ["fit", "--config=base.yaml", "--seed_everything=3", "--federation.rounds=2"])
     (run / "config.yaml").write_text(yaml.safe_dump(played))
     return cell
+
+
+@pytest.mark.usefixtures("no_run")
+def test_a_finished_run_whose_files_are_not_whole_is_refused(capsys: pytest.CaptureFixture[str], finished: CellFolder) -> None:
+    """A report leaves out such a run, and tuning would choose among the others. A removed one is run again."""
+    check = partial(sweep, "--dry_run", methods={"FedAvg": {"federation.rounds": 2}})
+    check()
+    run = finished.path / "version_0"
+    (run / "run.json").write_text(json.dumps({"evaluate_every": 1, "rounds": 2}))
+    check()
+    (run / "metrics.csv").write_text("round\n1\n")
+    said = refused(capsys, start=check)
+    assert said.endswith("has 1 rounds of a run that finished 2: it was cut. Remove compared/FedAvg/seed_3 to run it again.\n")
+    (run / "run.json").unlink()
+    assert "run.json is damaged" in refused(capsys, start=check)
+    (run / "config.yaml").unlink()
+    assert "has no config.yaml, which its run wrote. Remove compared/FedAvg/seed_3" in refused(capsys, start=check)
+    (run / "metrics.csv").unlink()
+    capsys.readouterr()
+    check()
+    assert "FedAvg/seed_3: waiting" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_run")
+def test_one_cell_is_refused_if_others_were_run_with_another_base(capsys: pytest.CaptureFixture[str], finished: CellFolder) -> None:
+    methods = {"FedAvg": {"federation.rounds": 2}, "Standalone": {"model": "Standalone", "federation.rounds": 2}}
+    Path("base.yaml").write_text(BASE.replace("logger: false", "logger: false, participation: 0.5"))
+    said = refused(capsys, start=partial(sweep, "--cell", "1", methods=methods))
+    assert "FedAvg/seed_3: It was run with federation.participation = 1.0, the sweep has 0.5" in said
+    assert not Path("played").exists()
+
+
+def test_no_run_starts_from_a_base_that_has_changed_since_it_was_checked() -> None:
+    started = list[Sequence[str]]()
+    start = unless_changed(Path("base.yaml"), lambda args, *_: started.append(args))  # type: ignore[arg-type,return-value]
+    start(["fit"], Path("log.txt"), 0, {})
+    Path("base.yaml").write_text(BASE + "\n")
+    with pytest.raises(FederationError, match=r"base\.yaml has changed since the runs were checked: give the same command again"):
+        start(["fit"], Path("log.txt"), 0, {})
+    Path("base.yaml").unlink()
+    with pytest.raises(FederationError, match=r"base\.yaml has changed"):
+        start(["fit"], Path("log.txt"), 0, {})
+    assert started == [["fit"]]
 
 
 @pytest.mark.usefixtures("no_run")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from lightning_fed.errors import FederationError
+from lightning_fed.errors import FederationError, require
 from lightning_fed.experiments.sweep.settings import flat, read_json, read_yaml
 from lightning_fed.system.disk import write_whole
 from lightning_fed.system.folders import numbered
@@ -96,6 +96,18 @@ class CellFolder:
         with (self.run / "metrics.csv").open(newline="") as file:
             return sum(1 for _ in csv.reader(file)) - 1
 
+    def refuse_cut(self) -> None:
+        """Raise :class:`FederationError` if files of a finished run are missing, or have fewer rounds than it."""
+        if self.status != "finished" or self.run is None:
+            return
+        remedy = f" Remove {self.path} to run it again."
+        require((self.run / "config.yaml").is_file(), f"{self.run} has no config.yaml, which its run wrote.{remedy}")
+        finished = read_json(self.run / "run.json", remedy).get("rounds", 0)
+        require(
+            self.rounds >= finished,
+            f"{self.run / 'metrics.csv'} has {self.rounds} rounds of a run that finished {finished}: it was cut.{remedy}",
+        )
+
     @property
     def last_line(self) -> str:
         """The last non-empty line of the log."""
@@ -132,10 +144,12 @@ class CellFolder:
 
     @property
     def status(self) -> str:
-        """``waiting`` before the first attempt, ``playing`` while a process holds the lock, else the status of the last attempt."""
+        """``waiting`` before the first attempt and if a finished run was removed, ``playing`` while a process holds the lock, else
+        the status of the last attempt.
+        """
         result = self.result
         if result is not None and result.status == "finished":
-            return "finished"  # it is never run again
+            return "finished" if self.run else "waiting"
         try:
             descriptor = os.open(self.path / ".lock", os.O_RDONLY)  # it may be another user's
         except (FileNotFoundError, NotADirectoryError, PermissionError):

@@ -219,8 +219,7 @@ def attempted(job: CellJob, facts: CellRecord, start: Start) -> Attempt | None:
         return None  # also if it is another user's
     with ExitStack() as holding:
         lock = holding.enter_context(job.folder.locked())
-        before = job.folder.result
-        if lock is None or (before and before.status == "finished"):
+        if lock is None or job.folder.status == "finished":
             return None
         return Attempt(job, lock, holding.pop_all(), facts, start)
 

@@ -78,6 +78,7 @@ def _trial(cell: Cell, folder: CellFolder, at: str) -> Trial:
     status = folder.status
     if status != "finished" or folder.run is None:
         return Trial(cell, status)
+    folder.refuse_cut()
     facts = read_json(folder.run / "run.json")
     metric = str(facts["monitor"]).replace("test_", "val_")
     with (folder.run / "metrics.csv").open(newline="") as file:

@@ -199,6 +199,8 @@ def test_a_cell_that_somebody_else_has_left_is_played_at_the_end(left: str, trie
         jobs[0].folder.record(FACTS)
 
         def leave() -> None:
+            (jobs[0].folder.path / "version_0").mkdir()
+            (jobs[0].folder.path / "version_0/metrics.csv").write_text("round\n1\n")
             jobs[0].folder.record(replace(FACTS, status=left))
             held.close()
             (jobs[1].folder.path / "go").touch()

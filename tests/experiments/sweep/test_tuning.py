@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
-from written_runs import write_run, write_sweep_file
+from written_runs import add_facts, write_run, write_sweep_file
 
 from lightning_fed.cli.sweep import as_config
 from lightning_fed.errors import FederationError
@@ -51,6 +51,21 @@ def test_every_value_is_tried_on_the_first_seeds_of_all_methods_or_of_one() -> N
     ]
     Path("again.yaml").write_text(yaml.safe_dump(as_config(plan), sort_keys=False))
     assert read_sweep(Path("again.yaml")) == plan
+
+
+def test_a_trial_that_was_cut_is_not_taken_for_a_worse_one() -> None:
+    plan = sweep({LR: [0.01, 0.03]})
+    for lr in (0.01, 0.03):
+        played(f"FedAvg/lr={lr}/partition_5_seed_0", [0.5, 0.7])
+    run = Path("sweep/FedAvg/lr=0.03/partition_5_seed_0/version_0")
+    add_facts(run, rounds=2)
+    trials(plan, plan.folder)
+    metrics = (run / "metrics.csv").read_text()
+    (run / "metrics.csv").write_text("".join(metrics.splitlines(keepends=True)[:2]))
+    with pytest.raises(FederationError, match="has 1 rounds of a run that finished 2: it was cut"):
+        trials(plan, plan.folder)
+    (run / "metrics.csv").unlink()
+    assert ("", "FedAvg") not in chosen(trials(plan, plan.folder))  # it is run again
 
 
 def test_all_seeds_are_played_with_the_value_that_is_best_on_validation_data() -> None:
