@@ -174,7 +174,11 @@ def test_the_fingerprint_is_that_of_the_inputs_too(monkeypatch: pytest.MonkeyPat
         inputs = torch.arange(80.0).reshape(40, 2)
         if change is not None:
             inputs[change] += 1
-        given = {"named": {"x": torch.zeros(40, 1), "y": inputs}, "other way": inputs.T.contiguous().T, "bytes": inputs.byte()}
+        given = {
+            "named": {"x": torch.zeros(40, 1), "y": inputs},
+            "other way": inputs.T.contiguous().T,
+            "bytes": inputs.byte()[..., None],
+        }
         return InMemory(given.get(kind, inputs), torch.arange(40) % 4, partition=IID(), num_clients=2).fingerprint()
 
     kinds = ["plain", "named", "bytes"]

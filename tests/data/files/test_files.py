@@ -13,6 +13,7 @@ from tiny_files import CLASS_NAMES, USERS, rows, write_arrays, write_csv
 from torch import nn
 
 from lightning_fed.data import IID, ArrayFiles, CSVFiles, FederatedDataModule, InMemory, TableData, TextFiles
+from lightning_fed.data.batches import INPUT
 from lightning_fed.data.checked import as_tensor
 from lightning_fed.errors import FederationError
 from tests.tiny_texts import save_tokenizer
@@ -259,6 +260,25 @@ def test_arrays_that_cannot_be_used_are_refused(arrays: dict[str, Any], options:
     np.savez("a.npz", **arrays)
     with pytest.raises(FederationError, match=message):
         ArrayFiles("a.npz", **options).setup()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("uint8", r"torch.uint8 of shape \(40, 3\), but bytes are images, .* convert a table of numbers to float32"),
+        ("bool", r"torch.bool of shape \(40, 3\), which layers do not take: convert them to float32"),
+    ],
+)
+def test_tables_of_bytes_and_bools_are_refused(kind: str, message: str) -> None:
+    """Bytes would be divided by 255, as images are."""
+    table, options = (X.numpy() > 0.5).astype(kind), {"partition": IID(), "num_clients": 2}
+    np.savez("a.npz", images=table, labels=Y.numpy())
+    torch.save({"images": torch.from_numpy(table), "labels": Y}, "a.pt")
+    given = [InMemory(inputs, Y, **options) for inputs in (table, torch.from_numpy(table), {INPUT: table})]
+    for data in (ArrayFiles("a.npz", **options), ArrayFiles("a.pt", **options), *given):
+        with pytest.raises(FederationError, match=message):
+            data.setup()
+    InMemory(table.astype("int32"), Y, **options).setup()  # such as token ids
 
 
 def test_only_tensors_are_unpickled() -> None:
