@@ -26,7 +26,7 @@ FILE = "file"
 files of a set have the same name.
 """
 
-MISSING = ("", "?", "na", "n/a", "nan", "null", "none")
+MISSING = ("", "?", "na", "<na>", "n/a", "nan", "nat", "null", "none")
 """Fields, in lower case, that stand for a missing value."""
 
 WHOLE = re.compile(r"\s*(-?(?:0|[1-9][0-9]*))(?:\.0*)?\s*")

@@ -68,8 +68,8 @@ class CSVFiles(ScaledColumns, TableData):
             in the order of ``classes``, else of the alphabet in any case); numbers; or the time to an event. For partitions by
             label, the labels of numbers are quarters of the examples, and those of times the events.
         **kwargs: see :class:`TableData`, and :class:`lightning_fed.data.tabular.scaled.ScaledColumns` for ``standardize`` and
-            ``impute``. Empty fields, ``?``, ``NA``, ``N/A``, ``NaN``, ``null`` and ``None``, in any case, are missing values unless
-            ``classes`` or ``categorical`` lists them. For missing categories, their frequencies are imputed.
+            ``impute``. Empty fields, ``?``, ``NA``, ``<NA>``, ``N/A``, ``NaN``, ``NaT``, ``null`` and ``None``, in any case, are
+            missing values unless ``classes`` or ``categorical`` lists them. For missing categories, their frequencies are imputed.
     """
 
     def __init__(
@@ -163,12 +163,12 @@ class CSVFiles(ScaledColumns, TableData):
         for name in header:
             if name in other_use or name not in names:  # blanks around a number do not matter, around a name they would
                 columns[name] = np.char.strip(columns[name])
-        for column in filter(None, (owner, self.group)):
-            if column != FILE:
-                columns[column] = categories_of(columns[column])
         self._owners = None
+        for named, use in ((owner, "the client"), (self.group, "the group")):
+            if named is not None and named != FILE:
+                columns[named] = categories_of(columns[named])
+                refuse_missing(columns[named], named, use, partial(self._place, files=files))
         if owner in columns and owner != FILE:
-            refuse_missing(columns[owner], owner, "the client", partial(self._place, files=files))
             self._owners = columns[owner]
         lacking = [name for name in (*names, *self.categorical) if name not in columns]
         require(not lacking, f"{files[0]} has the columns {', '.join(header)}, but no input {', '.join(lacking)}.")

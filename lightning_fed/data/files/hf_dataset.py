@@ -11,6 +11,7 @@ import torch
 
 from lightning_fed.data.batches import Inputs
 from lightning_fed.data.checked import as_tensor
+from lightning_fed.data.files.columns import refuse_missing
 from lightning_fed.data.files.table import ROLES, Table, TableData, check_columns
 from lightning_fed.data.hub import is_saved, load_from_hub, load_saved, optional, quiet_datasets, unloadable
 from lightning_fed.data.split import TRAIN
@@ -145,6 +146,9 @@ class HFDataset(TableData):
             columns = {name: rows[name] for name in single}  # each is read on demand
             named = {name: kind for name, kind in rows.features.items() if isinstance(kind, datasets.ClassLabel)}
             columns |= {name: NamedColumn(rows[name], kind.names) for name, kind in named.items()}
+            if self.group is not None and self.group in columns:
+                groups = np.array(["" if name is None else str(name) for name in columns[self.group][:]], dtype=str)
+                refuse_missing(groups, self.group, "the group", lambda row: f"{self.path}, row {row},")
             return Table(self._inputs(datasets, rows), np.array(rows[self.target][:]), columns, sets, names)
 
     def _sets(self) -> dict[str, Any]:

@@ -78,12 +78,10 @@ class TextFiles(TableData):
         of_rows = {name: np.array(values) for name, values in columns.items() if name == self.target or name not in self.input}
         of_rows = {name: values if name == FILE else np.char.strip(values) for name, values in of_rows.items()}
         place = partial(place_of, files=files, lines=lines_of)
-        owner = self.owner_column
-        for column in filter(None, (owner, self.group)):
+        for column, use in ((self.owner_column, "the client"), (self.group, "the group")):
             if column in of_rows and column != FILE:
                 of_rows[column] = categories_of(of_rows[column])
-        if owner in of_rows:
-            refuse_missing(of_rows[owner], owner, "the client", place)
+                refuse_missing(of_rows[column], column, use, place)
         refuse_missing(of_rows[self.target], self.target, "a target", place, self.classes or ())
         if empty := [row for row, parts in enumerate(texts) if not all(map(str.strip, parts))]:
             first = place(empty[0]).rstrip(",")

@@ -125,6 +125,14 @@ def test_what_is_missing_is_named() -> None:
             HFDataset(folder, "x", "label", classes=classes, num_clients=2).setup()
 
 
+@pytest.mark.parametrize(("name", "got"), [("None", "'None'"), ("NA", "'NA'"), (None, "nothing")])
+def test_a_missing_group_is_refused(name: str | None, got: str) -> None:
+    columns = {"x": [*range(24)], "y": [0, 1] * 12, "who": ["a", "b", name, "c"] * 6}
+    datasets.Dataset.from_dict(columns).save_to_disk("visits")
+    with pytest.raises(FederationError, match=f"visits, row 2, has {got} in the column 'who', which is the group: fill it in"):
+        HFDataset("visits", "x", "y", group="who", num_clients=2, partition=IID()).setup()
+
+
 def test_sets_must_number_their_classes_alike() -> None:
     sets = {
         part: datasets.Dataset.from_dict(

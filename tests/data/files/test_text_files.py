@@ -132,7 +132,7 @@ def labels_of(kind: str, labels: list[str], tokenizer: str, **options: Any) -> t
 
 
 @pytest.mark.parametrize("kind", ["CSVFiles", "TextFiles"])
-@pytest.mark.parametrize("name", ["NA", "null", "?"])
+@pytest.mark.parametrize("name", ["NA", "null", "?", "<NA>", "NaT"])
 def test_a_missing_name_is_refused_unless_it_is_a_class(kind: str, name: str, tokenizer: str) -> None:
     found = re.escape(name)
     with pytest.raises(FederationError, match=rf"t.csv, line 3, has '{found}' in the column 'label', which is a target.*classes"):
@@ -143,6 +143,10 @@ def test_a_missing_name_is_refused_unless_it_is_a_class(kind: str, name: str, to
     data = CSVFiles(**given) if kind == "CSVFiles" else TextFiles(**given, tokenizer=tokenizer)
     with pytest.raises(FederationError, match=rf"who.csv, line 3, has '{found}' in the column 'who', which is the client: fill"):
         data.setup()
+    given = {"path": "who.csv", "target": "label", "input": "text", "group": "who", "num_clients": 2}
+    grouped = CSVFiles(**given) if kind == "CSVFiles" else TextFiles(**given, tokenizer=tokenizer)
+    with pytest.raises(FederationError, match=rf"who.csv, line 3, has '{found}' in the column 'who', which is the group: fill"):
+        grouped.setup()
 
 
 @pytest.mark.parametrize("kind", ["CSVFiles", "TextFiles"])
