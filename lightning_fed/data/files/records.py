@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ class Record(NamedTuple):
 
     Args:
         where: file and number, from 1, as the subject of error messages.
-        fields: values by name; in files, :data:`.FILE` is the name of the file without suffixes.
+        fields: values by name, None in place of NaN; in files, :data:`.FILE` is the name of the file without suffixes.
         role: the set that it belongs to, one of :data:`.ROLES`. None: unknown.
     """
 
@@ -56,7 +57,7 @@ def read_records(path: str, role: str | None = None, config: str | None = None) 
             where = f"{file}, record {number},"
             require(isinstance(fields, Mapping), f"{where} is {str(fields)[:60]!r}, expected an object with names.")
             require(FILE not in fields, f"{where} has a field {FILE!r}, which is reserved for the name of the file: rename it.")
-            yield Record(where, {**fields, FILE: name}, role)
+            yield Record(where, {**_without_nan(fields), FILE: name}, role)
 
 
 def files_of(path: str) -> list[Path] | None:
@@ -87,7 +88,16 @@ def _of_sets(name: str, sets: Mapping[str, Any], wanted: str | None) -> Iterator
 
 def _of_set(where: str, rows: Any, role: str | None) -> Iterator[Record]:
     for number, fields in enumerate(rows, start=1):
-        yield Record(f"{where}, record {number},", dict(fields), role)
+        yield Record(f"{where}, record {number},", _without_nan(fields), role)
+
+
+def _without_nan(given: Any) -> Any:
+    """A value with None in place of NaN, anywhere in it: pandas writes NaN where a text is missing."""
+    if isinstance(given, Mapping):
+        return {name: _without_nan(value) for name, value in given.items()}
+    if isinstance(given, list):
+        return [_without_nan(value) for value in given]
+    return None if isinstance(given, float) and math.isnan(given) else given
 
 
 def _of_file(file: Path) -> Iterator[Any]:

@@ -133,8 +133,9 @@ def _messages(given: Any, name: str, where: str) -> list[Message]:
 
 def _message(given: Any, where: str) -> Message:
     if isinstance(given, Mapping) and "from" in given and "value" in given:
-        given = {"role": SHAREGPT.get(given["from"], given["from"]), "content": given["value"]}
-    if not isinstance(given, Mapping) or "role" not in given or not isinstance(given.get("content"), str | list | None):
+        given = {"role": SHAREGPT.get(str(given["from"]), given["from"]), "content": given["value"]}
+    fits = isinstance(given, Mapping) and isinstance(given.get("role"), str)
+    if not fits or not isinstance(given.get("content"), str | list | None):
         raise FederationError(f"{where} has the message {str(given)[:60]!r}: expected role and content.")
     return {name: value for name, value in given.items() if value is not None}  # of Parquet, all have all names
 

@@ -153,6 +153,19 @@ def test_files_of_all_kinds_say_the_same(tmp_path: Path) -> None:
     assert len({data.fingerprint() for data in read}) == 1
 
 
+def test_what_pandas_writes_of_a_gap_is_no_text(tmp_path: Path) -> None:
+    """NaN, as a number, in JSON and in columns of Parquet and of datasets that have gaps only."""
+    record = {"instruction": "Hi?", "input": math.nan, "output": "Hi.", "system": math.nan, "tools": [{"default": math.nan}]}
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    datasets = pytest.importorskip("datasets")
+    parquet.write_table(pyarrow.Table.from_pylist([record]), tmp_path / "a.parquet")
+    datasets.Dataset.from_list([record]).save_to_disk(tmp_path / "saved")
+    for path in (write_lines(tmp_path / "a.jsonl", [record]), str(tmp_path / "a.parquet"), str(tmp_path / "saved")):
+        [(where, fields, _)] = read_records(path)
+        assert conversation_of({name: value for name, value in fields.items() if name != "file"}, None, where).messages == [*ONE]
+        assert fields["tools"] == [{"default": None}]
+
+
 def test_clients_by_column_file_or_label(tmp_path: Path) -> None:
     for name in ("east", "west"):
         write_lines(tmp_path / "sites" / f"{name}.jsonl", chats(2))
@@ -451,6 +464,10 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "null": ({"prompt": None, "completion": "x"}, {}, "record 2, has the prompt 'None': expected .*, or two texts"),
     "no content": ({"messages": [{"role": "user"}, ONE[1]]}, {}, "record 2, has a message of the user without content"),
     "no object": (3, {}, "record 2, is '3', expected an object"),
+    "no text": ({"instruction": "x", "output": math.nan}, {}, "record 2, has no answer, an assistant's message is empty"),
+    "no role": ({"messages": [{"role": None, "content": "x"}, ONE[1]]}, {}, "record 2, has the message .* expected role"),
+    "no name": ({"conversations": [{"from": None, "value": "x"}]}, {}, "record 2, has the message .* expected role and content"),
+    "names": ({"conversations": [{"from": ["x"], "value": "x"}]}, {}, "record 2, has the message .* expected role and content"),
     "message": ({"messages": [{"speaker": "x"}]}, {}, "record 2, has the message .* expected role and content"),
     "column": ({"q": "x"}, {"columns": {"user": "q", "assistant": "a"}}, "record 1, has messages, who, task, but no q"),
     "template": (
