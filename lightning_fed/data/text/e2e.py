@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_fed.data.lines import csv_table, existing
-from lightning_fed.data.text.generation import Example, TextGeneration, grouped
+from lightning_fed.data.text.generation import Example, TextGeneration, grouped, reference_of
 from lightning_fed.errors import require
 
 SLOT = re.compile(r"([^\[\],]+)\[([^\]]*)\]")
@@ -50,4 +50,4 @@ def read_e2e(path: Path) -> Iterator[tuple[str, str, str]]:
             f"{where} has the meaning {meaning.strip()!r}, expected one like name[The Vaults], eatType[pub].",
         )
         source = " | ".join(f"{NAMES.get(name, name)} : {value}" for name, value in slots)
-        yield source, dict(slots)["name"], reference.strip()
+        yield source, dict(slots)["name"], reference_of(reference, where)

@@ -161,6 +161,17 @@ class TextGeneration(FederatedDataModule):
         return [ids for start in starts for ids in self._tokenizer(texts[start : start + CHUNK], **options)["input_ids"]]
 
 
+def reference_of(text: str | None, where: str) -> str:
+    """A reference text without blanks around it.
+
+    Raises:
+        FederationError: if it is empty; it would be trained as the end of a text. Begins with ``where``, file and line.
+    """
+    reference = (text or "").strip()
+    require(reference != "", f"{where} has an empty reference: fill it in, or take it out.")
+    return reference
+
+
 def grouped(rows: Iterable[tuple[str, str, str]]) -> list[Example]:
     """One example for each source and label, in order of appearance, with all its references."""
     references: dict[tuple[str, str], list[str]] = {}

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree
 
-from lightning_fed.data.text.generation import Example, TextGeneration, grouped
+from lightning_fed.data.text.generation import Example, TextGeneration, grouped, reference_of
 from lightning_fed.errors import FederationError, require
 
 
@@ -64,4 +64,5 @@ def read_webnlg(paths: Sequence[Path], folder: Path) -> Iterator[tuple[str, str,
             source = " | ".join(" : ".join(part.strip() for part in fact) for fact in facts)
             for text in entry.findall("lex"):
                 if text.get("comment") == "good":
-                    yield source, str(category), (text.text or "").strip()
+                    where = f"{path}, entry {entry.get('eid')}, text {text.get('lid')},"
+                    yield source, str(category), reference_of(text.text, where)

@@ -179,6 +179,7 @@ def test_e2e(tmp_path: Path) -> None:
         ("mr,ref\nname A,b\n", r"line 2, has the meaning 'name A', expected one like name\[The Vaults\], eatType\[pub\]"),
         ('mr,ref\n"eatType[pub], area[b]",c\n', "line 2, has the meaning 'eatType"),
         ('mr,ref\n"name[A], pub",c\n', "line 2, has the meaning 'name"),
+        ("mr,ref\nname[A],b\nname[A], \n", "line 3, has an empty reference: fill it in, or take it out"),
     ],
 )
 def test_e2e_of_another_format_is_refused(content: str, message: str, tmp_path: Path) -> None:
@@ -228,12 +229,17 @@ def test_webnlg(tmp_path: Path) -> None:
             '<b><entry eid="Id1" category="A"><modifiedtripleset><mtriple>a | b</mtriple></modifiedtripleset></entry></b>',
             "has an entry Id1 of category A with the facts .*expected a category and facts of three parts",
         ),
+        (
+            '<b><entry eid="Id1" category="A"><modifiedtripleset><mtriple>a | b | c</mtriple></modifiedtripleset>'
+            '<lex comment="toFix" lid="Id1"/><lex comment="good" lid="Id2"> </lex></entry></b>',
+            "entry Id1, text Id2, has an empty reference",
+        ),
     ],
 )
 def test_webnlg_of_another_format_is_refused(content: str, message: str, tmp_path: Path) -> None:
     root = write_webnlg(tmp_path)
     (tmp_path / "train" / "1triples" / "a.xml").write_text(content)
-    with pytest.raises(FederationError, match=f"a.xml {message}"):
+    with pytest.raises(FederationError, match=f"a.xml,? {message}"):
         WebNLG(root, tokenizer="unused").examples()
 
 
