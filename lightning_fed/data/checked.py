@@ -1,5 +1,6 @@
 """Conversion of given data to tensors, with checks of their values."""
 
+import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from lightning_fed.data.batches import INPUT, Inputs
 from lightning_fed.data.lazy import LazyInputs
 from lightning_fed.errors import FederationError, require
 
+log = logging.getLogger(__name__)
+
 Array = Tensor | NDArray[Any]
 """A tensor, or an array that is converted to one."""
 
@@ -21,6 +24,10 @@ Given = Array | Mapping[str, Array] | LazyInputs
 
 CHANNELS = 1, 3, 4
 """Numbers of channels of images: grey, colours, and colours with opacity."""
+
+
+WHOLE = 2**24
+"""The largest number up to which float32 has all whole numbers."""
 
 
 def checked_pools(given: Any, name: str) -> tuple[Inputs, Tensor, Inputs, Tensor]:
@@ -53,14 +60,16 @@ def _tensor_of(given: Any, what: str) -> Tensor:
     return given.detach() if isinstance(given, Tensor) else as_tensor(given, what)
 
 
-def as_tensor(given: Any, what: str = "inputs") -> Tensor:
-    """Convert numbers to a tensor that a network takes. Memory is shared if nothing has to change.
+def as_tensor(given: Any, what: str = "inputs", columns: Sequence[str] | None = None) -> Tensor:
+    """Convert numbers to a tensor that a network takes. Memory is shared if nothing has to change. See also
+    :func:`warn_of_rounding`.
 
     Args:
         given: an array or lists. Bytes are images: grey, (N, H, W), or channels last, (N, H, W, C), or first, (N, C, H, W), where
             C is 1, 3 or 4; if both are possible, channels first. Floats, of 64 bits in NumPy by default, are converted to PyTorch's
             default.
         what: name of the data, for errors.
+        columns: names of the columns of a table, for warnings. None: their numbers.
 
     Raises:
         FederationError: if these are no numbers, or rows of different lengths.
@@ -75,12 +84,37 @@ def as_tensor(given: Any, what: str = "inputs") -> Tensor:
         array = array.astype(np.float64)
     tensor = _shared(array)
     if tensor.is_floating_point():
-        return tensor.to(torch.get_default_dtype())
+        numbers = tensor.to(torch.get_default_dtype())
+        if tensor.dtype == torch.float64 and tensor.dim() == 2:
+            for place in (tensor.abs() >= WHOLE).any(dim=0).nonzero().flatten().tolist():
+                name = place if columns is None else columns[place]
+                warn_of_rounding(array[:, place], numbers[:, place].float().numpy(), f"{what}: the column {name!r}")
+        return numbers
     if tensor.dtype == torch.uint8 and tensor.dim() == 3:
         return tensor[:, None]
     if tensor.dtype == torch.uint8 and tensor.dim() == 4 and tensor.shape[1] not in CHANNELS and tensor.shape[3] in CHANNELS:
         return tensor.permute(0, 3, 1, 2).contiguous()
     return tensor
+
+
+def warn_of_rounding(values: NDArray[Any], numbers: NDArray[np.float32], what: str) -> None:
+    """Warn about a column whose numbers are so large that different ones become equal: whole ones, or most of those with a
+    fraction, whose last digits may not matter.
+
+    Args:
+        values: the numbers as they were given, shape (N,), possibly as text.
+        numbers: the numbers as the network gets them, shape (N,).
+        what: name of the column.
+    """
+    if np.abs(numbers).max() < WHOLE:
+        return
+    exact = values.astype(np.float64)
+    distinct, left = len(np.unique(exact)), len(np.unique(numbers))
+    if left < distinct and ((exact == np.floor(exact)).all() or left < distinct / 2):
+        log.warning(
+            f"{what} has numbers above {WHOLE}, which float32 rounds: of {distinct} different ones {left} are left. Subtract a "
+            "constant from the column, or divide it into parts."
+        )
 
 
 def _shared(array: NDArray[Any]) -> Tensor:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fed.data.batches import INPUT, TARGETS
-from lightning_fed.data.checked import pick_column
+from lightning_fed.data.checked import pick_column, warn_of_rounding
 from lightning_fed.data.files.columns import (
     ENDINGS,
     FILE,
@@ -34,9 +34,6 @@ from lightning_fed.errors import FederationError, require
 from lightning_fed.formatting import counted
 
 log = logging.getLogger(__name__)
-
-WHOLE = 2**24
-"""The largest number up to which float32 has all whole numbers."""
 
 INDEX = "__index_level_"
 """How the name of a column begins in which pandas writes the numbers of rows to Parquet."""
@@ -298,7 +295,7 @@ class CSVFiles(ScaledColumns, TableData):
             fine = np.isfinite(numbers) & (np.char.find(values, "_") < 0)  # Python reads 1_0 as 10
             bad = int(np.argmin(fine))
             if fine[bad]:
-                self._warn_of_lost_digits(name, values, numbers)
+                warn_of_rounding(values, numbers, f"{self.path}: the column {name!r}")
                 return np.where(missing, np.float32(np.nan), numbers)
         except ValueError:
             bad = next(place for place, value in enumerate(values.tolist()) if not is_number(value))
@@ -308,20 +305,6 @@ class CSVFiles(ScaledColumns, TableData):
             f"{self._place(bad, files)} has {str(values[bad])!r:.60} in the column {name!r}, which is not a number: correct it"
             f"{remedy}."
         )
-
-    def _warn_of_lost_digits(self, name: str, values: NDArray[Any], numbers: NDArray[np.float32]) -> None:
-        """Warn about a column whose numbers are so large that different ones become equal: whole ones, or most of those with a
-        fraction, whose last digits may not matter.
-        """
-        if np.abs(numbers).max() < WHOLE:
-            return
-        exact = values.astype(np.float64)
-        distinct, left = len(np.unique(exact)), len(np.unique(numbers))
-        if left < distinct and ((exact == np.floor(exact)).all() or left < distinct / 2):
-            log.warning(
-                f"{self.path}: the column {name!r} has numbers above {WHOLE}, which float32 rounds: of {distinct} different "
-                f"ones {left} are left. Subtract a constant from the column, or divide it into parts, in the file."
-            )
 
     def _refuse_times(self, numbers: NDArray[np.float32], values: list[NDArray[Any]], files: list[Path]) -> None:
         """Refuse events other than 0 and 1, and times below 0."""

@@ -216,7 +216,10 @@ class HFDataset(TableData):
             numbers = columns[0] if len(columns) == 1 and columns[0].ndim > 1 else np.stack(columns, axis=1)
             if numbers.dtype.kind in "mM":  # dates and durations, which NumPy would convert to a huge count of nanoseconds
                 raise TypeError
-            return as_tensor(numbers.astype(np.float32 if numbers.dtype.kind != "f" else numbers.dtype))
+            if numbers.dtype.kind != "f":
+                numbers = numbers.astype(np.float32 if numbers.itemsize < 4 else np.float64)
+            names = self.input if len(self.input) == numbers.shape[-1] else None
+            return as_tensor(numbers, f"inputs of {self.path}", names)
         except (TypeError, ValueError) as error:
             raise FederationError(
                 f"The input {', '.join(self.input)} of {self.path} is {', '.join(map(str, kinds))}: expected an image, one or two "

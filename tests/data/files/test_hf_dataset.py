@@ -106,6 +106,16 @@ def test_one_column_of_single_numbers_is_a_row_of_one() -> None:
     assert data.input_shape == (1,)
 
 
+def test_digits_that_float32_does_not_keep(caplog: pytest.LogCaptureFixture) -> None:
+    columns = {"id": [2**24 + k for k in range(20)], "x": [2.0**24 - k for k in range(20)], "y": [0, 1] * 10}
+    datasets.Dataset.from_dict(columns).save_to_disk("ids")
+    given = inputs_of(HFDataset("ids", ["x", "id"], "y", num_clients=1, partition=IID()))
+    assert (given.dtype, given[1].tolist()) == (torch.float32, [2.0**24 - 1, 2.0**24])
+    assert [line.partition(" Subtract")[0] for line in caplog.messages] == [
+        "inputs of ids: the column 'id' has numbers above 16777216, which float32 rounds: of 20 different ones 11 are left."
+    ]
+
+
 def test_what_is_missing_is_named() -> None:
     """A class, also if the file knows the classes by number; and an image, before any is needed."""
     features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=CLASS_NAMES), "x": datasets.Value("float32")}

@@ -11,7 +11,7 @@ import torch
 from tiny import new_federation
 from torch import Tensor
 
-from lightning_fed.data import IID, CSVFiles, TableData
+from lightning_fed.data import IID, CSVFiles, InMemory, TableData
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg
 from lightning_fed.models import MLP
@@ -345,10 +345,13 @@ def test_digits_that_float32_does_not_keep(caplog: pytest.LogCaptureFixture) -> 
     lines = [f"{1700000000 + k},{1700000000.3 + k},{2**25 * (k % 3)},{2**25 + 3.9 * k},{k % 2}" for k in range(30)]
     Path("t.csv").write_text("\n".join(["time,exact,large,mass,y", *lines]))
     CSVFiles("t.csv", target="y", num_clients=2, input=["time", "exact", "large", "mass"]).setup()
+    lost = "has numbers above 16777216, which float32 rounds: of 30 different ones 1 are left."
     assert [line.partition(" Subtract")[0] for line in caplog.messages] == [
-        f"t.csv: the column '{name}' has numbers above 16777216, which float32 rounds: of 30 different ones 1 are left."
-        for name in ("time", "exact")
+        f"t.csv: the column '{name}' {lost}" for name in ("time", "exact")
     ]
+    caplog.clear()
+    InMemory(np.array([line.split(",")[:4] for line in lines]).astype(float), np.arange(30) % 2)
+    assert [line.partition(" Subtract")[0] for line in caplog.messages] == [f"images: the column {k} {lost}" for k in (0, 1)]
 
 
 def test_a_class_that_is_only_tested(caplog: pytest.LogCaptureFixture) -> None:
