@@ -27,12 +27,13 @@ EPSILON = 1e-9
 
 @dataclass(frozen=True)
 class Scale:
-    """How rows become inputs: missing numbers are replaced, then rows are (x − mean) / std.
+    """How rows become inputs: missing numbers are replaced, then rows are (x − mean) / std, in double precision: of numbers far
+    from 0, single precision rounds a mean by more than they differ.
 
     Attributes:
         missing: replacement in each column; None: missing numbers are refused.
-        mean: subtracted from each column, 0 where none is standardized; None: no column is.
-        std: divisor of each column, 1 where none is standardized.
+        mean: subtracted from each column, float64, 0 where none is standardized; None: no column is.
+        std: divisor of each column, float64, 1 where none is standardized.
     """
 
     missing: Tensor | None = None
@@ -42,7 +43,7 @@ class Scale:
     def __call__(self, rows: Tensor) -> Tensor:
         """The inputs of rows."""
         rows = rows if self.missing is None else torch.where(rows.isnan(), self.missing, rows)
-        return rows if self.mean is None or self.std is None else (rows - self.mean) / self.std
+        return rows if self.mean is None or self.std is None else ((rows - self.mean) / self.std).to(rows.dtype)
 
 
 class ScaledColumns(FederatedDataModule):
@@ -137,7 +138,9 @@ class ScaledColumns(FederatedDataModule):
             train = torch.where(train.isnan(), usual, train)
         if self.standardize == "none":
             return Scale(usual)
-        mean, deviation = train.mean(dim=0), train.std(dim=0) if len(train) > 1 else torch.zeros(train.shape[1])
+        train = train.double()
+        mean = train.mean(dim=0)
+        deviation = train.std(dim=0) if len(train) > 1 else torch.zeros_like(mean)
         varies = (deviation > 0) & (train != train[:1]).any(dim=0)  # the mean of equal numbers may be off by a digit
         std = torch.where(varies, deviation + EPSILON, 1.0)
         if self.standardized is not None:

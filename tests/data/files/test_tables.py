@@ -87,6 +87,16 @@ def test_the_fingerprint_is_that_of_the_numbers_as_they_were_read_and_of_their_s
     assert not {table(**options).fingerprint() for options in scales} & {*before}
 
 
+@pytest.mark.parametrize("scope", ["client", "all"])
+def test_numbers_far_from_zero_are_standardised_exactly(scope: str) -> None:
+    """In single precision their mean is rounded by as much as the numbers differ."""
+    Path("t.csv").write_text("\n".join(["x,y,set", *(f"{16_000_000 + k},{k % 2},train" for k in range(40)), "16000050,1,test"]))
+    data = CSVFiles("t.csv", "y", split_column="set", standardize=scope, partition=IID(), num_clients=1, val_share=0)
+    numbers = torch.arange(40.0, dtype=torch.float64)
+    assert torch.allclose(rows(data, 0, 0)[:, 0].double().sort().values, (numbers - 19.5) / numbers.std(), rtol=0, atol=1e-6)
+    assert rows(data, 0, 2).dtype == torch.float32
+
+
 def test_some_columns_are_standardised() -> None:
     write()
     own = rows(table(standardize="all", standardized=["age"]), 0, 0)
