@@ -239,7 +239,9 @@ def read_questions(path: Path) -> list[Question]:
             context = _field(paragraph, "context", str, in_paragraph)
             for k, qa in enumerate(_field(paragraph, "qas", list, in_paragraph)):
                 where = f"{in_paragraph}, question {k}"
-                given = [] if isinstance(qa, dict) and qa.get("is_impossible") else _field(qa, "answers", list, where)
+                marked = isinstance(qa, dict) and qa.get("is_impossible") is not None
+                impossible = marked and _field(qa, "is_impossible", bool, where)
+                given = [] if impossible else _field(qa, "answers", list, where)
                 answers = tuple((_field(one, "text", str, where), _field(one, "answer_start", int, where)) for one in given)
                 questions.append(
                     Question(_field(qa, "id", str, where), topic, _field(qa, "question", str, where), context, answers)
@@ -251,7 +253,7 @@ def _called(value: Any) -> str:
     return KINDS.get(type(value), type(value).__name__)
 
 
-KINDS = {list: "a list", str: "a text", int: "a whole number"}
+KINDS = {list: "a list", str: "a text", int: "a whole number", bool: "true or false"}
 """Types of the schema's fields, for errors."""
 
 

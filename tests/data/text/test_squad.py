@@ -108,6 +108,19 @@ def test_what_is_marked_impossible_has_no_answer() -> None:
     assert [question.answers for question in questions] == [DOG, (), ()]
 
 
+@pytest.mark.parametrize("mark", ["false", 0])
+def test_a_mark_is_true_or_false(mark: Any) -> None:
+    article = squad_article("A")
+    article["paragraphs"][0]["qas"][1]["is_impossible"] = mark
+    Path("train.json").write_text(json.dumps({"data": [article]}))
+    said = rf"question 1: 'is_impossible' is {mark!r}, which is not SQuAD's schema: expected true or false"
+    with pytest.raises(FederationError, match=said):
+        QuestionFiles("train.json", tokenizer="unused").questions()
+    article["paragraphs"][0]["qas"][1]["is_impossible"] = None
+    Path("train.json").write_text(json.dumps({"data": [article]}))
+    assert QuestionFiles("train.json", tokenizer="unused").questions() == (expected("A", "1.1"), [])
+
+
 # ------------------------------------------------------------------------------------------------------- what is refused
 
 
