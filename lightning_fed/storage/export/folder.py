@@ -1,14 +1,17 @@
 """The folder of an exported model."""
 
 import json
-from contextlib import suppress
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.text.classification import load_tokenizer
-from lightning_fed.errors import FederationError
+from lightning_fed.errors import FederationError, require
 from lightning_fed.formatting import shown
 from lightning_fed.models.adapter_files import merged_weights, save_adapter, save_merged
 from lightning_fed.models.frozen import copy_learning
@@ -16,6 +19,9 @@ from lightning_fed.storage.export.config import label_names, model_config
 from lightning_fed.storage.export.onnx import write_onnx
 from lightning_fed.storage.export.safetensors import write_safetensors
 from lightning_fed.system.disk import remove
+from lightning_fed.system.locks import taken
+
+log = logging.getLogger(__name__)
 
 Format = Literal["safetensors", "onnx"]
 
@@ -60,12 +66,39 @@ def write(
         format: format of the model: see :func:`.write_safetensors` and :func:`.write_onnx`.
 
     Raises:
-        FederationError: if the method has no such export, or other files are in the folder.
+        FederationError: if the method has no such export, other files are in the folder, or another process exports to it.
     """
-    refuse_others(folder)
+    with _only_writer(folder):
+        refuse_others(folder)
+        _write_all(folder, module, data, facts, merged, format)
+
+
+@contextmanager
+def _only_writer(folder: Path) -> Iterator[None]:
+    """A context in which this is the only export that writes to a folder, which is created if necessary. The lock is on the folder
+    itself, so that no file of it is left among those of the model.
+    """
+    with suppress(FileExistsError):  # a file, which is refused next
+        folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            held = taken(descriptor)
+        except OSError as error:  # some network file systems have no locks
+            log.warning(f"{folder} cannot be locked ({error.strerror}): make sure that no other process exports to it.")
+            held = True
+        require(held, f"{folder} is being written by another export: wait until it ends, or give another output.")
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(
+    folder: Path, module: FederatedModule, data: FederatedDataModule, facts: dict[str, Any], merged: bool, format: Format
+) -> None:
     new = folder / ".new"  # the same each time: leftovers of a kill are replaced
     remove(new)
-    new.mkdir(parents=True)
+    new.mkdir()
     try:
         private = facts["client"] is not None
         if format == "onnx":

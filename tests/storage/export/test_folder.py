@@ -46,6 +46,7 @@ from lightning_fed.storage.export import folder
 from lightning_fed.storage.export.config import network_config
 from lightning_fed.storage.export.safetensors import write_safetensors
 from lightning_fed.storage.initial import initial_network
+from lightning_fed.system.locks import taken
 from lightning_fed.tensors import State, count_floats
 
 NET = f"{Net.__module__}.Net"
@@ -200,6 +201,20 @@ def test_an_export_takes_the_place_of_an_earlier_one_of_another_form(monkeypatch
     with pytest.raises(ZeroDivisionError):
         export("exported", True)
     assert {path.name: path.read_bytes() for path in Path("exported").iterdir() if path.name in adapter} == adapter
+
+
+def test_two_exports_to_a_folder_do_not_mix() -> None:
+    fit_and_export("FedAvg", client=0)
+    data, method = new_data(3), new_method("FedAvg")
+    other = os.open("exported", os.O_RDONLY)
+    assert taken(other)  # as another process that is writing
+    with pytest.raises(FederationError, match="exported is being written by another export: wait until it ends, or give another"):
+        new_federation(1, "runs").export(method, data, "exported", 1)
+    assert config_of("exported")["client"] == 0
+    os.close(other)
+    new_federation(1, "runs").export(method, data, "exported", 1)
+    assert config_of("exported")["client"] == 1
+    assert {path.name for path in Path("exported").iterdir()} == {"config.json", "model.safetensors"}
 
 
 def test_nothing_of_an_earlier_export_is_left_beside_a_model() -> None:
