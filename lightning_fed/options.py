@@ -2,7 +2,10 @@
 
 import inspect
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from functools import cache
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, restricted_number_type
 from jsonargparse.typing import NonNegativeInt as AnySeed
@@ -22,6 +25,7 @@ __all__ = [
     "PositiveFloat",
     "PositiveInt",
     "parameters_of",
+    "require_choices",
     "require_from",
     "require_positive",
 ]
@@ -57,6 +61,40 @@ def require_positive(or_zero: bool = False, **numbers: float | None) -> None:
     for name, number in numbers.items():
         fits = number is None or (math.isfinite(number) and (number > 0 or (or_zero and number == 0)))
         require(fits, f"Got {name}={number}: give a number {'from' if or_zero else 'above'} 0.")
+
+
+def require_choices(thing: type, given: Mapping[str, Any]) -> None:
+    """Refuse values that an option of type ``Literal`` does not have, as the command line does, for values that are passed in
+    Python.
+
+    Args:
+        thing: a class.
+        given: its options by name.
+    """
+    declared = parameters_of(thing)
+    for name in (name for name in given if name in declared):
+        if choices := _choices(_hints(declared[name][1]).get(name)):
+            said = ", ".join(map(str, choices))
+            require(given[name] in choices, f"{thing.__name__} got {name}={given[name]!r}: give one of {said}.")
+
+
+@cache
+def _hints(maker: Any) -> dict[str, Any]:
+    """Types of a constructor's parameters; empty if some are known to type checkers only."""
+    try:
+        return get_type_hints(maker)
+    except NameError:
+        return {}
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    """The values of a ``Literal``, or of a union of such types and None; empty for any other type."""
+    if hint is type(None):
+        return (None,)
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    parts = [_choices(part) for part in get_args(hint)] if get_origin(hint) in (Union, UnionType) else []
+    return tuple(choice for part in parts for choice in part) if all(parts) else ()
 
 
 def parameters_of(thing: Any) -> dict[str, tuple[inspect.Parameter, Any]]:

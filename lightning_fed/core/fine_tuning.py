@@ -8,7 +8,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from lightning_fed.core.phase import Phase
 from lightning_fed.errors import FederationError
 from lightning_fed.models import Backbone, Transformer
-from lightning_fed.options import NonNegativeInt
+from lightning_fed.options import NonNegativeInt, require_choices
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,9 @@ class FineTuning:
     part: Literal["all", "head", "private"] = "all"
     when: Literal["always", "last"] = "always"
     optimizer: OptimizerCallable | None = None
+
+    def __post_init__(self) -> None:
+        require_choices(type(self), vars(self))
 
     def length(self) -> dict[str, Any]:
         """Epochs or steps of the phase; empty without fine-tuning."""

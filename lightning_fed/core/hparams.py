@@ -16,7 +16,7 @@ from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from lightning.pytorch.utilities.parsing import collect_init_args
 
 from lightning_fed.errors import FederationError
-from lightning_fed.options import parameters_of
+from lightning_fed.options import parameters_of, require_choices
 
 INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
 """The Lightning function that reads such values, as it reads configurations."""
@@ -92,12 +92,17 @@ def store_hyperparameters(module: L.LightningModule, frame: FrameType | None) ->
 
     Returns:
         Names of the arguments that could not be stored.
+
+    Raises:
+        FederationError: if an argument is none of its option's choices.
     """
     if _given_hyperparameters.get() is not None:  # the command line stores its configuration itself
         module.save_hyperparameters(frame=frame)
         return []
     assert frame is not None
-    plain, not_stored = describe(collect_init_args(frame, [], classes=(L.LightningModule,))[-1])
+    given = collect_init_args(frame, [], classes=(L.LightningModule,))[-1]
+    require_choices(type(module), given)
+    plain, not_stored = describe(given)
     module.save_hyperparameters({**plain, "_instantiator": INSTANTIATOR})
     return not_stored
 

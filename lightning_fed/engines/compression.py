@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.errors import FederationError
-from lightning_fed.options import Fraction
+from lightning_fed.options import Fraction, require_choices
 from lightning_fed.tensors import State, widened
 
 ERROR = "compression_error/"
@@ -48,6 +48,7 @@ class Compression:
     share: Fraction = 0.01
 
     def __post_init__(self) -> None:
+        require_choices(type(self), vars(self))
         if not 0 < self.share <= 1:
             raise FederationError(f"compression.share is {self.share}: give the share of entries that topk sends, in (0, 1].")
 

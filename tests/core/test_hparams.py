@@ -3,7 +3,7 @@
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -14,11 +14,46 @@ from often import FEW, mostly_slow
 from tiny import METHODS, Net, WideNet, data_for, new_data, new_federation, new_method, new_trainer, same
 
 import lightning_fed.methods
+from lightning_fed.core.fine_tuning import FineTuning
 from lightning_fed.core.hparams import describe
+from lightning_fed.engines.compression import Compression
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg, FedDecomp, Standalone
+from lightning_fed.options import parameters_of
 
 SILENT = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False, "log_every_n_steps": 1}
+
+
+def choices_of(name: str) -> list[str]:
+    """Options of a method whose values are words or numbers of a list."""
+    return [option for option, (one, _) in parameters_of(getattr(lightning_fed.methods, name)).items() if is_choice(one.annotation)]
+
+
+def is_choice(hint: Any) -> bool:
+    return get_origin(hint) is Literal or (type(None) in get_args(hint) and any(map(is_choice, get_args(hint))))
+
+
+@pytest.mark.parametrize(("name", "option"), [(name, option) for name in METHODS for option in choices_of(name)])
+def test_a_choice_that_there_is_not_is_refused_in_python_too(name: str, option: str) -> None:
+    with pytest.raises(FederationError, match=f"^{name} got {option}='tpyo': give one of "):
+        new_method(name, **{option: "tpyo"})
+
+
+def test_every_method_has_choices_and_the_settings_around_it_have_some() -> None:
+    assert all("lr_interval" in choices_of(name) for name in METHODS)
+    assert {"weighting", "option"} <= set(choices_of("SCAFFOLD"))
+    for make in (partial(FineTuning, when="never"), partial(Compression, up="gzip")):
+        with pytest.raises(FederationError, match="give one of"):
+            make()
+    assert new_method("SCAFFOLD", option="I", weighting=None)
+
+
+def test_types_that_only_type_checkers_know_do_not_prevent_a_method() -> None:
+    class Mine(FedAvg):
+        def __init__(self, backbone: "NoSuchType", kind: Literal["a", "b"] = "a") -> None:  # type: ignore[name-defined]  # noqa: F821
+            super().__init__(backbone)
+
+    assert Mine(Net, "c").hparams["kind"] == "c"
 
 
 def test_names_and_numbers() -> None:

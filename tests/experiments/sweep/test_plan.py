@@ -135,6 +135,8 @@ def test_what_is_written_beside_the_runs_is_the_same_sweep() -> None:
         ({"grid": {"federation.rounds": [1, 2]}, "published": None}, "method local only and grid.federation.rounds both set"),
         ({"grid": {"model": ["FedAvg", "Ditto"]}, "published": None}, "method FedAvg and grid.model both set model"),
         ({"grid": {"alpha": 3}}, "grid.alpha is 3, expected a list of different values"),
+        ({"methods": {False: {}}}, "methods has the name False, as YAML reads No, Off, Yes or Null: put it in quotes"),
+        ({"grid": {"tuned": {None: {}}}}, r"grid\.tuned has the name None"),
         ({"grid": {"alpha": [0.1, "1e-1"]}}, r"grid.alpha is \[0.1, '1e-1'\], expected a list of different values"),
         ({"published": [{"method": "FedProx", "mean": 1.0}]}, "published names method 'FedProx'"),
         ({"published": [{"method": "FedAvg", "mean": m} for m in (1, 2)], "grid": {}}, "several entries for 'FedAvg'"),
