@@ -34,8 +34,8 @@ class Schedule:
         factory: builds a PyTorch scheduler from an optimizer.
         interval: unit that it counts.
         optimizer: the phase's optimizer.
-        earlier: the phase's schedule with an earlier optimizer. From there a new round takes one step, instead of as many steps
-            as there were rounds.
+        earlier: the phase's schedule with an earlier optimizer. If it started as this one does, a new round takes one step from
+            there, instead of as many steps as there were rounds. It may have started otherwise, for another client.
 
     Raises:
         FederationError: for a scheduler that needs a metric.
@@ -48,11 +48,19 @@ class Schedule:
         if isinstance(scheduler, ReduceLROnPlateau):
             raise FederationError(NEEDS_A_METRIC)
         self.interval: Interval = interval
+        self.factory = factory
         self.scheduler: LRScheduler = scheduler
         self.rate = self._rate()
         self._optimizer = optimizer
         self._start = self._now(0)
-        self._reached: Reached = earlier._reached if earlier else self._start
+        self._reached: Reached = earlier._reached if earlier and self._starts_as(earlier) else self._start
+
+    def _starts_as(self, other: "Schedule") -> bool:
+        """Whether both have the same factory and start in the same state, with the same hyperparameters."""
+        try:
+            return self.factory is other.factory and self._start == other._start
+        except (RuntimeError, ValueError):  # of tensors and arrays with several values
+            return False
 
     def begin(self, round: int) -> None:
         """Start the phase after ``round`` earlier rounds."""

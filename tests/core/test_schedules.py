@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import LearningRateMonitor
@@ -113,6 +114,51 @@ def test_a_round_is_as_far_as_pytorch_would_be(factory: Any) -> None:
         for optimizer in optimizers:
             [group], [expected] = optimizer.param_groups, reference.param_groups
             assert {key: group[key] for key in group if key != "params"} == {key: expected[key] for key in group if key != "params"}
+
+
+class OfClientAndRound(FedAvg):
+    """Each client has a rate of its own in each round, and notes it in :attr:`seen`."""
+
+    seen: list[tuple[int, int, float]]
+
+    def own_rate(self) -> float:
+        return 1.0 if self.client is None else 1.0 + self.client.id + 10 * self.rounds_before
+
+    def phases(self) -> Any:
+        return [self.local_phase("local", list(self.parameters()), self.client_loss, optimizer=partial(SGD, lr=self.own_rate()))]
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        assert self.client is not None
+        self.seen.append((self.rounds_before, self.client.id, optimizer.param_groups[0]["lr"] / self.own_rate()))
+
+
+@pytest.mark.parametrize("interval", ["round", "epoch", "step"])
+def test_a_schedule_starts_from_the_rate_of_a_client_and_a_round(interval: Any) -> None:
+    """And not from that of another client, or of the round before, which had another optimizer."""
+    OfClientAndRound.seen = []
+    model = OfClientAndRound(Net, 4, lr_scheduler=halved, lr_interval=interval, steps=1)
+    new_federation(3).fit(model, new_data(2, 40))
+    assert OfClientAndRound.seen == [
+        (r, k, pytest.approx(0.5**r if interval == "round" else 1)) for r in range(3) for k in range(2)
+    ]
+
+
+def test_a_schedule_starts_from_the_state_of_its_own_scheduler() -> None:
+    """The same factory may build others, also such whose states have arrays, which cannot be compared at once."""
+
+    class Listed(LRScheduler):
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.listed = np.array(listed)
+            super().__init__(optimizer)
+
+        def get_lr(self) -> list[float | torch.Tensor]:
+            return [float(self.listed[self.last_epoch])]
+
+    known: Schedule | None = None
+    for round, listed in ((1, [1.0, 0.5, 0.2]), (2, [1.0, 0.5, 0.2]), (2, [1.0, 0.5, 0.1])):
+        known = Schedule(Listed, "round", sgd([nn.Parameter(torch.ones(1))]), known)
+        known.begin(round)
+        assert known.rate == listed[round]
 
 
 def test_a_federation_has_the_rate_of_its_round() -> None:
