@@ -52,17 +52,20 @@ class FedNova(FedProx):
         self, backbone: Backbones, num_classes: PositiveInt | None = None, mu: NonNegativeFloat = 0.0, **kwargs: Any
     ) -> None:
         super().__init__(backbone, num_classes, mu, **kwargs)
-        self.momentum, self.nesterov, self.decay = self._weights_of_steps()
+        made = self.optimizer([nn.Parameter(torch.zeros(1))])
+        self.momentum, self.nesterov, self.decay = self._weights_of_steps(made)[0]
         self.steps_taken = 0  # since the broadcast
 
-    def _weights_of_steps(self) -> tuple[float, bool, float]:
-        """The momentum, whether it is Nesterov's, and ημ. Refuses settings that :func:`total_weight` does not cover."""
-        made = self.optimizer([nn.Parameter(torch.zeros(1))])
-        group = made.param_groups[0]
-        wrong = [type(made).__name__] if type(made) is not torch.optim.SGD else []
-        wrong += [f"dampening={group['dampening']}"] if group.get("dampening") else []
-        wrong += ["momentum together with mu"] if group.get("momentum") and self.mu else []
-        wrong += [f"momentum={group['momentum']}"] if group.get("momentum", 0) >= 1 else []
+    def _weights_of_steps(self, optimizer: Optimizer) -> list[tuple[float, bool, float]]:
+        """The momentum of each group with parameters, whether it is Nesterov's, and ημ. Refuses settings that :func:`total_weight`
+        does not cover.
+        """
+        groups = [group for group in optimizer.param_groups if group["params"]] or optimizer.param_groups
+        wrong = [type(optimizer).__name__] if type(optimizer) is not torch.optim.SGD else []
+        for group in groups:
+            wrong += [f"dampening={group['dampening']}"] if group.get("dampening") else []
+            wrong += ["momentum together with mu"] if group.get("momentum") and self.mu else []
+            wrong += [f"momentum={group['momentum']}"] if group.get("momentum", 0) >= 1 else []
         wrong += ["persistent"] if self.persistent else []
         if self.lr_scheduler is not None and (self.lr_interval != "round" or self.mu):
             wrong += [f"lr_scheduler with lr_interval={self.lr_interval}" + ", and mu" * bool(self.mu)]
@@ -71,7 +74,7 @@ class FedNova(FedProx):
                 f"FedNova got {', '.join(wrong)}, with which the weights of the steps are unknown: give torch.optim.SGD "
                 "with a constant lr, and momentum or mu."
             )
-        return group["momentum"], group["nesterov"], group["lr"] * self.mu
+        return [(group["momentum"], group["nesterov"], group["lr"] * self.mu) for group in groups]
 
     def payload(self) -> State:
         """The number of steps, on its way up."""
@@ -81,6 +84,14 @@ class FedNova(FedProx):
         self.steps_taken = 0
 
     def after_step(self, optimizer: Optimizer) -> None:
+        if self.phase.name == "fine_tune":  # whose steps do not count, and whose optimizer may be another
+            return
+        expected = (self.momentum, self.nesterov, self.decay)
+        if other := [own for own in self._weights_of_steps(optimizer) if own != expected]:
+            raise FederationError(
+                f"FedNova got momentum, nesterov and lr · mu of {other[0]} in a step, expected {expected} in all: give all "
+                "parameters the same, and set cycle_momentum of the lr_scheduler to false."
+            )
         self.steps_taken += 1
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -64,7 +63,7 @@ class SCAFFOLD(WholeServerModule, KeepsGlobalParameters):
         self.total_lr = 0.0  # the sum of the learning rates of the steps since the broadcast
         if option == "II":
             self.scales_gradients = False  # steps that are skipped when scaled gradients overflow would be counted
-            check_plain_sgd(self.optimizer, self.gradient_clip)
+            check_plain_sgd(self.optimizer([nn.Parameter(torch.zeros(1))]), self.gradient_clip)
 
     def build(self) -> None:
         super().build()
@@ -95,6 +94,10 @@ class SCAFFOLD(WholeServerModule, KeepsGlobalParameters):
         return self.client_loss(batch) + (correction - correction.detach())
 
     def after_step(self, optimizer: Optimizer) -> None:
+        if self.phase.name == "fine_tune":  # whose steps do not count, and whose optimizer may be another
+            return
+        if self.option == "II":  # a schedule may have given it momentum
+            check_plain_sgd(optimizer, self.gradient_clip)
         self.total_lr += optimizer.param_groups[0]["lr"]
 
     def post_training_step(self, batch: Any) -> State:
@@ -127,17 +130,19 @@ class SCAFFOLD(WholeServerModule, KeepsGlobalParameters):
         return Server(self.update_state(), self.weighting, holds_model=True, update=update)
 
 
-def check_plain_sgd(optimizer: OptimizerCallable, gradient_clip: float | None) -> None:
+def check_plain_sgd(optimizer: Optimizer, gradient_clip: float | None) -> None:
     """Refuse settings with which (x − y) / Ση is not a mean of gradients."""
-    made = optimizer([nn.Parameter(torch.zeros(1))])
-    wrong = [key for group in made.param_groups for key in ("momentum", "weight_decay") if group.get(key)]
+    groups = optimizer.param_groups
+    wrong = [key for key in ("momentum", "weight_decay") if any(group.get(key) for group in groups)]
     wrong += [f"gradient_clip={gradient_clip}"] if gradient_clip is not None else []
-    if type(made) is not torch.optim.SGD:
-        wrong = [type(made).__name__]
+    rates = [group["lr"] for group in groups if group["params"]]
+    wrong += ["groups with different lr"] if any(rate != rates[0] for rate in rates) else []
+    if type(optimizer) is not torch.optim.SGD:
+        wrong = [type(optimizer).__name__]
     if wrong:
         raise FederationError(
             f"SCAFFOLD's option II is for plain SGD, but got {', '.join(wrong)}: its control variates would not be gradients. Set "
-            "option to I, or the optimizer to torch.optim.SGD with lr alone."
+            "option to I, or the optimizer to torch.optim.SGD with one lr alone, and cycle_momentum of the lr_scheduler to false."
         )
 
 

@@ -11,8 +11,9 @@ from tiny_loops import fixed, step, stripped, turn_of
 from tiny_rounds import Bowls, UniformFedAvg, fit
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import OneCycleLR
 
-from lightning_fed.core import FederationError, Phase, ServerSGD
+from lightning_fed.core import FederationError, FineTuning, Phase, ServerSGD
 from lightning_fed.data import IID
 from lightning_fed.methods import FedAvg, FedNova, FedProx
 from lightning_fed.methods.fednova import STEPS, normalized_mean, total_weight
@@ -180,3 +181,32 @@ def test_one_number_travels_besides() -> None:
 def test_steps_of_unknown_weight_are_refused(options: dict[str, Any], what: str) -> None:
     with pytest.raises(FederationError, match=f"FedNova got {what}.* give torch.optim.SGD with a constant lr, and momentum or mu"):
         FedNova(Net, CLASSES, **options)
+
+
+def in_groups(parameters: Any) -> torch.optim.SGD:
+    parameters = list(parameters)
+    return torch.optim.SGD([{"params": parameters[:1]}, {"params": parameters[1:], "momentum": 0.9}], lr=0.1)
+
+
+def with_two_rates(parameters: Any) -> torch.optim.SGD:
+    parameters = list(parameters)
+    return torch.optim.SGD([{"params": parameters[:1]}, {"params": parameters[1:], "lr": 0.01}], lr=0.1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer": sgd, "lr_scheduler": partial(OneCycleLR, max_lr=0.1, total_steps=5)},
+        {"optimizer": in_groups},
+        {"optimizer": with_two_rates, "mu": 0.1},
+    ],
+    ids=["scheduled", "momentum of groups", "lr of groups"],
+)
+def test_all_steps_have_the_weights_of_the_first(options: dict[str, Any]) -> None:
+    with pytest.raises(FederationError, match=r"FedNova got momentum, nesterov and lr · mu of .* in a step, .* cycle_momentum"):
+        fit(FedNova(Net, CLASSES, steps=1, **options), rounds=1)
+
+
+def test_groups_may_have_rates_of_their_own_and_fine_tuning_another_optimizer() -> None:
+    tuned = FineTuning(steps=1, optimizer=momentum)
+    fit(FedNova(Net, CLASSES, optimizer=with_two_rates, steps=1, fine_tuning=tuned), rounds=1, evaluate_every=1)

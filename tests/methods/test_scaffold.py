@@ -9,7 +9,9 @@ from often import mostly_slow
 from tiny import CLASSES, INFO, Net, NoisyNet, Recording, momentum, new_data, new_trainer, private_states, same, sgd
 from tiny_rounds import Bowls, UniformFedAvg, fit
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR
 
+from lightning_fed.core import FineTuning
 from lightning_fed.core.messages import Broadcast
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import IID
@@ -267,3 +269,27 @@ def test_option_2_is_for_plain_sgd(options: dict[str, Any], what: str) -> None:
     with pytest.raises(FederationError, match=f"option II is for plain SGD, but got {what}: .* Set option to I"):
         SCAFFOLD(Net, CLASSES, **options)
     fit(SCAFFOLD(Net, CLASSES, "I", **options), rounds=1)
+
+
+def in_groups(parameters: Any) -> torch.optim.SGD:
+    parameters = list(parameters)
+    return torch.optim.SGD([{"params": parameters[:1], "lr": 0.1}, {"params": parameters[1:], "lr": 0.01}])
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"optimizer": sgd, "lr_scheduler": partial(OneCycleLR, max_lr=0.1, total_steps=5)}, "momentum"),
+        ({"optimizer": in_groups}, "groups with different lr"),
+    ],
+)
+def test_steps_of_option_2_are_of_plain_sgd(options: dict[str, Any], what: str) -> None:
+    """What the optimizer does not have before the first step."""
+    with pytest.raises(FederationError, match=f"option II is for plain SGD, but got {what}: .* cycle_momentum"):
+        fit(SCAFFOLD(Net, CLASSES, steps=1, **options), rounds=1)
+    fit(SCAFFOLD(Net, CLASSES, "I", steps=1, **options), rounds=1)
+
+
+def test_fine_tuning_may_have_another_optimizer() -> None:
+    tuned = FineTuning(steps=1, optimizer=momentum)
+    fit(SCAFFOLD(Net, CLASSES, optimizer=sgd, steps=1, fine_tuning=tuned), rounds=1, evaluate_every=1)
