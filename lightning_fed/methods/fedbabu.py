@@ -48,6 +48,10 @@ class FedBABU(FederatedModule):
         """The head that a client predicts with, which neither travels nor stays: every load resets it to the initial one."""
         return {f"backbone.{name}" for name in self.backbone.head_names()}
 
+    def find_frozen(self) -> frozenset[str]:
+        """See :meth:`.FederatedModule.find_frozen`; includes the buffers of the initial head."""
+        return super().find_frozen() | {name for name in self.state_dict() if name.startswith(INITIAL)}
+
     @property
     def has_statistics(self) -> bool:
         """False: there are no statistics to gather."""

@@ -74,16 +74,16 @@ class Backbone(TrainableNetwork, ABC):
         return head.out_features if isinstance(head, nn.Linear) else None
 
     def head_names(self) -> set[str]:
-        """Names of the head's parameters, within the network."""
-        return self._names(self.head.parameters())
+        """Names of the head's tensors, within the network: its parameters, and buffers such as those of a spectral norm."""
+        return self._names(self.head.state_dict(keep_vars=True).values())
 
-    def _names(self, parameters: Iterable[nn.Parameter]) -> set[str]:
-        """Names of parameters, of which a tied one has several."""
-        own = {id(p) for p in parameters}
-        return {name for name, p in self.named_parameters(remove_duplicate=False) if id(p) in own}
+    def _names(self, tensors: Iterable[Tensor]) -> set[str]:
+        """Names of tensors in the state dict, of which a tied one has several."""
+        own = {id(tensor) for tensor in tensors}
+        return {name for name, tensor in self.state_dict(keep_vars=True).items() if id(tensor) in own}
 
     def task_names(self) -> set[str]:
-        """Names of the parameters that the task adds to a pretrained network. Default: those of the head, if it is known."""
+        """Names of the tensors that the task adds to a pretrained network. Default: those of the head, if it is known."""
         return set() if self.num_outputs is None else self.head_names()
 
     @abstractmethod

@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, sgd, tiny_vit
+from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, same, sgd, tiny_vit
 from tiny_rounds import fit, phases_of
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.methods import FedAvg, FedBN, FedPer, FedRep, LGFedAvg
+from lightning_fed.methods import FedAS, FedAvg, FedBABU, FedBN, FedPer, FedRep, LGFedAvg
 from lightning_fed.models import CNN1, ResNet8
 from lightning_fed.tensors import State, count_floats
 
@@ -57,6 +58,25 @@ def test_the_last_layers_stay_or_travel(network: Any, count: int, names: set[str
     own = {name for name, p in rep.named_parameters() if any(p is q for q in head.parameters)}
     assert own == {name for name, _ in rep.named_parameters() if name.startswith(part)}
     assert len(head.parameters) + len(body.parameters) == len(list(rep.parameters()))
+
+
+def test_the_buffers_of_a_head_stay_or_travel_with_it() -> None:
+    """Those of its spectral norm; those of the body's batch norm belong to the body."""
+
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.BatchNorm1d(8), nn.ReLU(), spectral_norm(nn.Linear(8, CLASSES)))
+
+    for method in (FedPer, FedRep, FedAS, FedBABU, LGFedAvg):
+        module = method(network, CLASSES).for_client(INFO)
+        head = {name for name in module.state_dict() if name.startswith("backbone.network.4.")}
+        body = {name for name in module.state_dict() if name.startswith("backbone.")} - head
+        assert len([name for name, _ in module.named_buffers() if name in head]) == 2
+        assert module.shared_names() == (head if method is LGFedAvg else body)
+    module = FedBABU(network, CLASSES).for_client(INFO)
+    module.train()(torch.randn(4, 3, 4, 4))  # moves the vectors of the spectral norm
+    module.load_shared_state(module.shared_state())
+    assert same(dict(module.backbone.head.state_dict()), dict(module.initial_head.state_dict()))
+    assert not module.private_names()
 
 
 def test_last_layers_that_are_not_there_are_refused() -> None:
