@@ -125,7 +125,9 @@ class FedDecomp(FederatedModule):
         state = super().export_state(private)
         for path, layer in self.named_modules(remove_duplicate=False):
             if parametrize.is_parametrized(layer):
-                for weight in cast(nn.ModuleDict, layer.parametrizations):
+                for weight, own in cast(nn.ModuleDict, layer.parametrizations).items():
+                    if not factors(own):  # a parametrization of the network
+                        continue
                     inside = f"{path}.parametrizations.{weight}."
                     plain = getattr(layer, weight) if private else state[f"{inside}original"]
                     state = {name: tensor for name, tensor in state.items() if not name.startswith(inside)}

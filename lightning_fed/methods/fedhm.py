@@ -21,6 +21,7 @@ from lightning_fed.nn.factorize import (
     layer_weights,
     rank_of,
     recover,
+    require_plain_weight,
     unroll,
 )
 from lightning_fed.options import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -128,7 +129,10 @@ class FedHM(SizedModule):
             raise FederationError(
                 f"layers names {frozen[0]!r}, which is frozen, and so does not travel: leave it out, or let it learn."
             )
-        return [name for name in layers if name not in frozen]
+        learning = [name for name in layers if name not in frozen]
+        for name in learning:
+            require_plain_weight(self.backbone, known[name], "factorize")
+        return learning
 
     def continued_names(self) -> set[str]:
         """Without the factors, which are new in each round."""

@@ -21,6 +21,7 @@ from lightning_fed.core import (
     mean_of_updates,
 )
 from lightning_fed.models import Backbones
+from lightning_fed.nn.factorize import require_plain_weight
 from lightning_fed.nn.simplex import Mixture, mixed_weight, principal_scores, spread
 from lightning_fed.options import NonNegativeFloat, PositiveInt
 
@@ -77,6 +78,7 @@ class Floco(FederatedModule):
         """Build the network and, drawn after it, further corners of its head."""
         super().build()
         head = self.backbone.head
+        require_plain_weight(self.backbone, head, "make a simplex of")
         names = [name for name, p in self.backbone.named_parameters(remove_duplicate=False) if p is head.weight]
         if len(names) > 1:
             raise FederationError(

@@ -102,6 +102,26 @@ def rank_of(weight: Tensor, ratio: float, layer: str) -> int:
     return rank
 
 
+def require_plain_weight(network: nn.Module, layer: nn.Module, purpose: str, weight: str = "weight") -> None:
+    """Refuse a layer whose weight is computed from other tensors, as by a spectral norm or a weight norm.
+
+    Args:
+        network: what the layer is in, for its name.
+        layer: one of its layers.
+        purpose: what the weight is for, as a part of the message.
+        weight: name of the weight in the layer.
+
+    Raises:
+        FederationError: if the weight is no parameter of the layer.
+    """
+    if weight not in dict(layer.named_parameters(recurse=False, remove_duplicate=False)):
+        name = next(name for name, other in network.named_modules() if other is layer)
+        raise FederationError(
+            f"The {weight} of layer {name!r} is computed from other tensors, as by a spectral norm, expected a parameter to "
+            f"{purpose}: make it one with torch.nn.utils.parametrize.remove_parametrizations, or choose another layer or method."
+        )
+
+
 def unroll(weight: Tensor) -> Tensor:
     """A weight as a matrix of the input side times the output side.
 

@@ -11,7 +11,7 @@ from torch.nn.functional import conv2d, linear
 from torch.nn.utils import parametrize
 
 from lightning_fed.errors import FederationError
-from lightning_fed.nn.factorize import layer_weights, roll_up, unroll
+from lightning_fed.nn.factorize import layer_weights, require_plain_weight, roll_up, unroll
 from lightning_fed.nn.rank import floor_of
 
 Variant = Literal["paper", "official"]
@@ -219,7 +219,7 @@ def decompose(
             ``["*.self_attn", "head"]``. None: all.
 
     Raises:
-        FederationError: for a name without a weight that can be decomposed.
+        FederationError: for a name without a weight that can be decomposed, and for a weight that is computed from others.
     """
     known = dict(module.named_modules())
     chosen = list(known.values())
@@ -233,6 +233,9 @@ def decompose(
                 )
         wanted = {part for found in named.values() for layer in found for part in layer.modules()}
         chosen = [layer for layer in chosen if layer in wanted]
+    for layer in chosen:
+        for name in decomposable(layer):
+            require_plain_weight(module, layer, "decompose", name)
     for layer in chosen:
         ratio = conv_ratio if isinstance(layer, nn.Conv2d) else linear_ratio
         for name, weight in decomposable(layer).items():

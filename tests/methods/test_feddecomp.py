@@ -10,6 +10,7 @@ from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, pri
 from tiny_loops import fixed
 from tiny_rounds import UniformFedAvg, fit, phases_of
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.nn.utils.parametrize import is_parametrized
 
 from lightning_fed import FederationError
@@ -158,3 +159,19 @@ def test_drift_is_the_mean_distance_from_the_average(absentees: str) -> None:
     assert federation.run.history[0]["server/drift"] == pytest.approx(expected, rel=1e-5)
     assert distance({"a": torch.tensor([3.0, 0.0])}, {"a": torch.tensor([0.0, 4.0])}) == 5
     assert "server/drift" not in fit(FedDecomp(Net, CLASSES, track_drift=False), rounds=1).run.history[0]
+
+
+class NormedNet(Net):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        spectral_norm(self.fc1)
+
+
+def test_weights_that_are_computed_are_not_decomposed() -> None:
+    with pytest.raises(FederationError, match=r"The weight of layer 'fc1' is computed .* expected a parameter to decompose"):
+        FedDecomp(NormedNet, CLASSES).for_client(INFO)
+    module = FedDecomp(NormedNet, CLASSES, layers=["fc2", "head"]).for_client(INFO)
+    network = NormedNet(CLASSES).eval()
+    network.load_state_dict({name.removeprefix("backbone."): tensor for name, tensor in module.export_state().items()})
+    x = torch.randn(4, 3, 4, 4)
+    assert torch.equal(network(x), module.eval()(x))

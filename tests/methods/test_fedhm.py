@@ -363,6 +363,18 @@ def test_a_frozen_layer_is_not_factorized() -> None:
         FedHM(PartlyFrozenNet, CLASSES, layers=["fc1", "fc2"]).for_client(replace(clients(1)[0], model_size=0.5))
 
 
+@pytest.mark.parametrize("norm", [torch.nn.utils.parametrizations.weight_norm, torch.nn.utils.spectral_norm])
+def test_a_layer_whose_weight_is_computed_is_refused(norm: Any) -> None:
+    class NormedNet(Net):
+        def __init__(self, num_classes: int) -> None:
+            super().__init__(num_classes)
+            norm(self.fc1)
+
+    with pytest.raises(FederationError, match=r"The weight of layer 'fc1' is computed .* expected a parameter to factorize"):
+        fit(FedHM(NormedNet, CLASSES, layers=["fc1"]))
+    fit(FedHM(NormedNet, CLASSES, layers=["fc2"]))
+
+
 def test_a_network_may_look_at_the_weight_of_a_factorized_layer() -> None:
     """As patch embeddings of the transformers library do, to find out its dtype, and layers that are called by their weight."""
 

@@ -10,6 +10,7 @@ from tiny_loops import batches, fixed, step
 from tiny_rounds import fit
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.parametrizations import weight_norm
 
 from lightning_fed.core import FederationError, weighted_mean
 from lightning_fed.methods import FedAvg, Floco
@@ -174,3 +175,15 @@ def test_a_single_client_that_arrives_in_the_round_of_points_is_too_few() -> Non
 def test_a_run_in_which_nobody_trains_at_its_place_says_so(rounds: int, said: bool, capsys: pytest.CaptureFixture[str]) -> None:
     fit(Floco(Net, CLASSES, 2, 2, optimizer=sgd), rounds=rounds)
     assert ("Floco's tau is 2 and the run has 2 rounds: no client trains at its point" in capsys.readouterr().out) == said
+
+
+def test_a_head_whose_weight_is_computed_is_refused() -> None:
+    class NormedNet(Net):
+        def __init__(self, num_classes: int) -> None:
+            super().__init__(num_classes)
+            weight_norm(self.head)
+
+    with pytest.raises(
+        FederationError, match=r"The weight of layer 'head' is computed .* expected a parameter to make a simplex of"
+    ):
+        Floco(NormedNet, CLASSES, 2).for_client(INFO)
