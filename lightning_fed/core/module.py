@@ -323,8 +323,9 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
             FederationError: for a ``weighting`` or a ``server_optimizer`` that this server does not have, and for what
                 would be sent and is no tensor of real numbers.
         """
-        for name, entry in self.state_dict().items():
-            if name in self._shared and not (isinstance(entry, Tensor) and not entry.is_complex()):
+        shared = {name: entry for name, entry in self.state_dict().items() if name in self._shared}
+        for name, entry in (shared | self.payload()).items():
+            if not isinstance(entry, Tensor) or entry.is_complex():
                 kind = "complex" if isinstance(entry, Tensor) else f"a {type(entry).__name__}"
                 raise FederationError(
                     f"{type(self).__name__} would send {name!r}, which is {kind}, and servers compute with real tensors: let the "

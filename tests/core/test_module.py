@@ -35,7 +35,7 @@ from lightning_fed.data import IID, InMemory
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
-from lightning_fed.methods import FedAvg, PFedLoRA, Standalone
+from lightning_fed.methods import FedAMP, FedAvg, PFedLoRA, Standalone
 from lightning_fed.models import Backbone, Transformer
 from lightning_fed.seeding import INITIAL, TURN, derive_seed, seeded
 
@@ -533,6 +533,12 @@ class Waves(Net):
         self.register_buffer("frequencies", torch.ones(2, dtype=torch.complex64))
 
 
+class Phasors(Net):
+    def __init__(self, num_classes: int = CLASSES) -> None:
+        super().__init__(num_classes)
+        self.phasors = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+
+
 class Versioned(Net):
     def get_extra_state(self) -> dict[str, int]:
         return {"version": 1}
@@ -542,6 +548,7 @@ class Versioned(Net):
     ("module", "said"),
     [
         (FedAvg(Waves, CLASSES), "FedAvg would send 'backbone.frequencies', which is complex"),
+        (FedAMP(Phasors, CLASSES), "FedAMP would send 'model/backbone.phasors', which is complex"),
         (FedAvg(Versioned, CLASSES), "FedAvg would send 'backbone._extra_state', which is a dict"),
         (
             FedAvg(Net, CLASSES, partial(torch.optim.SGD, lr=-1.0)),
@@ -549,7 +556,7 @@ class Versioned(Net):
         ),
     ],
 )
-def test_what_cannot_be_averaged_or_trained_is_said_before_the_first_round(module: FedAvg, said: str) -> None:
+def test_what_cannot_be_averaged_or_trained_is_said_before_the_first_round(module: FederatedModule, said: str) -> None:
     """A robust rule dropped imaginary parts, and the mean ended in an error of torch."""
     with pytest.raises(FederationError, match=said):
         new_federation(1).fit(module, new_data(2, 40))
