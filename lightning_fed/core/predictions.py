@@ -174,6 +174,7 @@ class PredictionMixin(L.LightningModule):
         x, y = self.unpack(batch)
         if metrics:  # some networks are evaluated by their generated answers only
             outputs = self(x)
+            self.task.check_targets(outputs, y, self.num_classes)
             metrics.update(*self.task.measured(outputs, y))
             self.log_loss(metrics, outputs, y)
         self.answers.add(self.predictor, x, y)

@@ -10,7 +10,7 @@ import torch
 import torchmetrics as tm
 from torch import Tensor, nn
 from torch.nn import CrossEntropyLoss, NLLLoss
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss, nll_loss
 from torchmetrics import Metric, MetricCollection
 from torchmetrics import classification as of_classes
 
@@ -74,7 +74,7 @@ class Task(nn.Module, ABC):
             raise FederationError(f"metrics is a {type(metrics).__name__}: give metrics by name, {{'f1': MulticlassF1Score(10)}}.")
         if loss is not None and not callable(loss):
             raise FederationError(f"loss is {loss!r}: give a function of outputs and targets, such as torch.nn.CrossEntropyLoss().")
-        if isinstance(loss, nn.Module) and (reduction := getattr(loss, "reduction", "mean")) in ("sum", "none"):
+        if (reduction := setting_of(loss, "reduction", "mean")) in ("sum", "none"):
             raise FederationError(
                 f"loss is a {type(loss).__name__} with reduction={reduction!r}, but a loss must be a mean: leave it out."
             )
@@ -133,6 +133,9 @@ class Task(nn.Module, ABC):
         """The loss: the given one, or the default."""
         prepared = self.prepared(outputs, targets)
         return self.usual_loss(*prepared) if self.loss is None else self.loss(*prepared)
+
+    def check_targets(self, outputs: Tensor, targets: Tensor, num_classes: int) -> None:
+        """Refuse targets that no prediction can match. Default: nothing is refused."""
 
     def learned(self, targets: Tensor) -> int:
         """Number of targets that the loss does not ignore."""
@@ -224,17 +227,37 @@ class Multiclass(Task):
         outputs, counted = widened(outputs), self._counted(targets)
         return (outputs, targets) if counted.all() else (outputs.movedim(1, -1)[counted], targets[counted])
 
+    def check_targets(self, outputs: Tensor, targets: Tensor, num_classes: int) -> None:
+        """Refuse targets that are no classes if the loss may ignore them unnoticed: metrics would count them as wrong. PyTorch's
+        losses refuse what they do not ignore.
+
+        Raises:
+            FederationError: names one.
+        """
+        if self.loss is None or setting_of(self.loss, "ignore_index", None) is not None or targets.is_floating_point():
+            return
+        classes = max(num_classes, *outputs.shape[1:2])
+        wrong = ((targets < 0) | (targets >= classes)) & self._counted(targets)
+        if wrong.any():
+            found = int(targets[wrong][0])
+            raise FederationError(
+                f"A target is {found}, but classes go from 0 to {classes - 1}, so that it would count as wrong: if the loss "
+                f"ignores it, give the loss an attribute ignore_index (loss.ignore_index = {found})."
+            )
+
     def learned(self, targets: Tensor) -> int:
         """Number of targets that the loss does not ignore, including tokens of texts."""
         return int(self._counted(targets).sum())
 
     def terms(self, targets: Tensor) -> float:
         """Number of these targets; with class weights, which the losses of PyTorch divide by, the sum of the targets' weights."""
-        weight = self.loss.weight if isinstance(self.loss, CrossEntropyLoss | NLLLoss) else None
+        loss = self.loss.func if isinstance(self.loss, partial) else self.loss
+        divides = isinstance(loss, CrossEntropyLoss | NLLLoss) or loss in (cross_entropy, nll_loss)
+        weight = setting_of(self.loss, "weight", None) if divides else None
         return self.learned(targets) if weight is None else float(weight[targets[self._counted(targets)]].sum())
 
     def _counted(self, targets: Tensor) -> Tensor:
-        return targets != getattr(self.loss, "ignore_index", CrossEntropyLoss().ignore_index)
+        return targets != setting_of(self.loss, "ignore_index", CrossEntropyLoss().ignore_index)
 
 
 class Labels(Task):
@@ -357,6 +380,11 @@ def compared(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 TASKS: dict[str, type[Task]] = {task.name: task for task in (Multiclass, Binary, Multilabel, Regression, Survival)}
 """The tasks by their names, which torchmetrics has for three of them."""
+
+
+def setting_of(loss: Loss | None, name: str, usual: Any) -> Any:
+    """A setting of a loss, such as ``ignore_index``: its attribute, or a keyword of a ``functools.partial``; else the usual."""
+    return getattr(loss, name, loss.keywords.get(name, usual) if isinstance(loss, partial) else usual)
 
 
 def own_copy(loss: Loss | None) -> Loss | None:

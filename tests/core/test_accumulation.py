@@ -36,6 +36,7 @@ def trained(batch_size: int, accumulate: int, method: type[FedAvg] = FedAvg, **o
         (FedAvg, {"loss": torch.nn.CrossEntropyLoss(ignore_index=0)}),  # a mean over what it does not ignore
         (FedAvg, {"loss": torch.nn.CrossEntropyLoss(WEIGHTS)}),  # a weighted mean
         (FedAvg, {"loss": torch.nn.CrossEntropyLoss(WEIGHTS / 100, ignore_index=0, label_smoothing=0.2)}),
+        (FedAvg, {"loss": partial(torch.nn.functional.cross_entropy, weight=WEIGHTS, ignore_index=0)}),
     ],
 )
 def test_a_step_of_small_batches_is_one_of_a_large_one(method: type[FedAvg], options: dict[str, Any]) -> None:

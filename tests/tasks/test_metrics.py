@@ -118,9 +118,10 @@ def test_sums_stay_in_single_precision_in_a_half_precision_module() -> None:
     assert (result["test/mae"], result["test/rmse"]) == (1, 1)
 
 
-def test_what_the_loss_ignores_is_not_measured() -> None:
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(ignore_index=255), partial(cross_entropy, ignore_index=255)])
+def test_what_the_loss_ignores_is_not_measured(loss: Any) -> None:
     stream = torch.Generator().manual_seed(0)
-    task, outputs = TASKS["multiclass"](nn.CrossEntropyLoss(ignore_index=255)), torch.randn(2, 3, 4, 4, generator=stream)
+    task, outputs = TASKS["multiclass"](loss), torch.randn(2, 3, 4, 4, generator=stream)
     targets = torch.randint(3, (2, 4, 4), generator=stream)
     targets[:, :2] = 255  # of images of 4 x 4 pixels the upper half
     lower, known = outputs[:, :, 2:], targets[:, 2:]
@@ -130,6 +131,22 @@ def test_what_the_loss_ignores_is_not_measured() -> None:
         measured.update(*task.measured(outputs, targets))
         expected.update(lower, known)
         assert measured.compute().item() == pytest.approx(expected.compute().item()), name
+
+
+def test_targets_that_a_loss_ignores_unnoticed_are_refused() -> None:
+    """They would count as wrong."""
+
+    def own(outputs: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(outputs, targets, ignore_index=255)
+
+    module = FedAvg(partial(nn.Conv2d, 1, kernel_size=1), 3, loss=own)
+    images, targets = torch.ones(4, 1, 2, 2), torch.tensor([[0, -100], [2, 255]]).repeat(4, 1, 1)
+    pixels = DataLoader(TensorDataset(images, targets))
+    with pytest.raises(FederationError, match=r"A target is 255, but classes go from 0 to 2.* \(loss.ignore_index = 255\)\."):
+        new_trainer().test(module, pixels, verbose=False)
+    own.ignore_index = 255  # type: ignore[attr-defined]
+    targets[targets == -100] = 1
+    new_trainer().test(module, pixels, verbose=False)
 
 
 @pytest.mark.parametrize("targets", [torch.full((2, 4), -100), torch.zeros(0, dtype=torch.long)], ids=["ignored", "empty"])
@@ -172,3 +189,5 @@ def test_a_weighted_mean_does_not_depend_on_the_batches() -> None:
 def test_a_loss_that_is_no_mean_is_refused(reduction: str) -> None:
     with pytest.raises(FederationError, match=f"CrossEntropyLoss with reduction='{reduction}', but a loss must be a mean"):
         FedAvg(Net, CLASSES, loss=nn.CrossEntropyLoss(reduction=reduction))
+    with pytest.raises(FederationError, match=f"partial with reduction='{reduction}', but a loss must be a mean"):
+        FedAvg(Net, CLASSES, loss=partial(cross_entropy, reduction=reduction))
