@@ -34,6 +34,15 @@ SMALL = 2**18
 """Number of parameters up to which a copy is cheap and a step costs less than computing shapes."""
 
 
+class AllModules(nullcontext[None]):
+    """Lets a counter count for no module in particular. The tracker that it has by itself needs hooks at parameters that a module
+    gets as inputs, as parametrizations do; torch.autograd.grad cannot run these.
+    """
+
+    parents = ("Global",)
+    """The names for which the counter counts; its total is that of ``Global``."""
+
+
 class FlopMeter(L.Callback):
     """Counts the FLOPs of training steps, forward and backward.
 
@@ -117,7 +126,9 @@ def _counted(copied: FederatedModule, batch: Any, step: Callable[[FederatedModul
         # Anomaly detection reads tensor values, which fake tensors do not have.
         if warm:
             step(copied, batch)
-        with FlopCounterMode(display=False) as counter:
+        counter = FlopCounterMode(display=False)
+        counter.mod_tracker = AllModules()  # type: ignore[assignment]
+        with counter:
             step(copied, batch)
     return counter.get_total_flops()
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 from tiny import CLASSES, PIXELS, Net, momentum, new_data, new_federation
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from lightning_fed.core.flops import FlopMeter
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import IID, InMemory
-from lightning_fed.methods import FedAvg, PFedLoRA
+from lightning_fed.methods import FedAvg, PerFedAvg, PFedLoRA, PFedMe
 from lightning_fed.models import CNN1, Backbone, TextTransformer
 
 
@@ -150,6 +151,14 @@ def test_counting_leaves_alone_what_a_loss_changes(locked: bool) -> None:
     assert model.sizes == []
     assert batch[0].unique() == 1
     assert locked or model.ledger.entries == []  # what cannot be copied is shared
+
+
+@pytest.mark.parametrize("method", [PFedMe, PerFedAvg])
+def test_a_layer_may_get_a_parameter_as_input_where_a_method_asks_for_gradients(method: type[FederatedModule]) -> None:
+    def body(outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(PIXELS, outputs)))
+
+    assert flops(method(body, CLASSES), one_client(16)) > 0
 
 
 def test_a_part_of_the_network_may_refuse_to_be_copied() -> None:
