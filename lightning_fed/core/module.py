@@ -258,7 +258,9 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         self._shared, self._statistics = self.first_names(self.shared_names()), self.first_names(self.recomputed_buffers())
         self._private = self.first_names(self.private_names()) - self._shared
         self.check_names()
-        self.load_initial(self.update_state() if self.initialized_from() else {})
+        if self.initialized_from():
+            self.check_tensors()
+            self.load_initial(self.update_state())
         self.is_built = True
         if idle := self._idle_of_loss():
             raise FederationError(
@@ -321,9 +323,10 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         """The server of a run: that of :meth:`configure_server`, with ``server_optimizer`` if it is set.
 
         Raises:
-            FederationError: for a ``weighting`` or a ``server_optimizer`` that this server does not have, and for what
-                would be sent and is no tensor of real numbers.
+            FederationError: for a ``weighting`` or a ``server_optimizer`` that this server does not have, for what would
+                be sent and is no tensor of real numbers, and for what would be kept and is no tensor.
         """
+        self.check_tensors()
         shared = {name: entry for name, entry in self.state_dict().items() if name in self._shared}
         for name, entry in (shared | self.payload()).items():
             if not isinstance(entry, Tensor) or entry.is_complex():

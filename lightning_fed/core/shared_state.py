@@ -180,6 +180,20 @@ class SharedStateMixin(L.LightningModule):
             raise FederationError(f"The payload of {method} names {clash[0]!r}, which is in the state dict: rename it.")
         self._built = frozenset(own)
 
+    def check_tensors(self) -> None:
+        """Refuse entries that would be sent or kept and are no tensors, such as what a layer's ``get_extra_state`` returns.
+
+        Raises:
+            FederationError: names one.
+        """
+        for name, entry in self.state_dict().items():
+            if not isinstance(entry, Tensor) and name in self._shared | self._private:
+                verb = "send" if name in self._shared else "keep"
+                raise FederationError(
+                    f"{type(self).__name__} would {verb} {name!r}, which is a {type(entry).__name__}, and clients send and keep "
+                    "tensors: let the network's state have such ones only."
+                )
+
     def refuse_late_layers(self) -> None:
         """Refuse trainable parameters that have come after :meth:`build`: they would be neither sent nor kept.
 

@@ -35,7 +35,7 @@ from lightning_fed.data import IID, InMemory
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
-from lightning_fed.methods import FedAMP, FedAvg, PFedLoRA, Standalone
+from lightning_fed.methods import Ditto, FedAMP, FedAvg, PFedLoRA, Standalone
 from lightning_fed.models import Backbone, Transformer
 from lightning_fed.seeding import INITIAL, TURN, derive_seed, seeded
 
@@ -550,6 +550,8 @@ class Versioned(Net):
         (FedAvg(Waves, CLASSES), "FedAvg would send 'backbone.frequencies', which is complex"),
         (FedAMP(Phasors, CLASSES), "FedAMP would send 'model/backbone.phasors', which is complex"),
         (FedAvg(Versioned, CLASSES), "FedAvg would send 'backbone._extra_state', which is a dict"),
+        (Standalone(Versioned, CLASSES), "Standalone would keep 'backbone._extra_state', which is a dict"),
+        (Ditto(Versioned, CLASSES), "Ditto would send 'backbone._extra_state', which is a dict"),
         (
             FedAvg(Net, CLASSES, partial(torch.optim.SGD, lr=-1.0)),
             "phase 'local' refuses its settings: Invalid learning",
