@@ -179,6 +179,10 @@ class CloudServer(PersonalServer):
         """A cloud model under the names of its way down."""
         return Broadcast({name.replace(MODEL, self.method.prefix, 1): tensor for name, tensor in cloud.items()})
 
+    def common_broadcast(self) -> Broadcast:
+        """Empty: each client has another cloud model."""
+        return Broadcast({})
+
     def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
         """Empty: the client's own model is evaluated."""
         return Broadcast({})

@@ -320,11 +320,10 @@ def test_feddecomp_exports_a_plain_network(client: int | None) -> None:
         assert torch.equal(network(x), module(x))
 
 
-def test_where_nothing_is_shared_the_server_has_nothing() -> None:
-    with pytest.raises(
-        FederationError, match=r"Standalone shares nothing, its server has no model: export a client's \(--client 0\)"
-    ):
-        fit_and_export("Standalone")
+@pytest.mark.parametrize("name", ["Standalone", "FedAMP"])
+def test_where_nothing_is_shared_the_server_has_nothing(name: str) -> None:
+    with pytest.raises(FederationError, match=rf"{name} shares nothing, its server has no model: export a client's \(--client 0\)"):
+        fit_and_export(name)
 
 
 def test_a_network_of_transformers_is_saved_as_that_library_does(capsys: pytest.CaptureFixture[str]) -> None:
