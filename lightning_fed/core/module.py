@@ -75,7 +75,7 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         loss: loss of outputs and targets, such as ``torch.nn.CrossEntropyLoss`` with label smoothing. Its class weights move with
             the module; its parameters are trained, or refused if no phase trains them. Targets that it ignores are measured
             without if it has an attribute ``ignore_index``, or is a ``functools.partial`` with it. None: the task's.
-        metrics: additional metrics of outputs and targets, by name.
+        metrics: additional metrics of outputs and targets, by name, each of one number.
         metric: monitored metric: the name of one of the task's metrics or of an entry of ``metrics``. None: the task's first.
         task: kind of prediction: one of several classes, any number of labels, or numbers; see :mod:`lightning_fed.tasks`. None:
             taken from the data.

@@ -1,5 +1,6 @@
 """What a module predicts, and how predictions are evaluated."""
 
+import warnings
 from typing import Any
 
 import lightning as L
@@ -32,6 +33,7 @@ class PredictionMixin(L.LightningModule):
     test_metrics: MetricCollection
     monitor: str
     accumulate: int
+    _metrics_are_checked: bool
     _task_is_known: bool
     _num_classes: int | None
 
@@ -142,6 +144,7 @@ class PredictionMixin(L.LightningModule):
             WideMetrics([metrics.clone()], prefix=prefix, compute_groups=False) for prefix in ("val/", "test/")
         )
         self.monitor = self.choose_monitor()
+        self._metrics_are_checked = False
 
     @property
     def _measured_network(self) -> Transformer | None:
@@ -200,6 +203,28 @@ class PredictionMixin(L.LightningModule):
         self.log_dict(metrics, on_step=False, on_epoch=True)
         if self.task.learned(self.unpack(batch)[1]):  # otherwise all its targets are ignored
             self.update_metrics(metrics, batch)
+            if not self._metrics_are_checked:
+                self._check_metrics(metrics)
+
+    def _check_metrics(self, metrics: MetricCollection) -> None:
+        """Refuse metrics that give more than one number, by what they give for the first batch.
+
+        Raises:
+            FederationError: names one.
+        """
+        for name, metric in metrics.items(keep_base=True, copy_state=False):
+            try:
+                with warnings.catch_warnings(action="ignore"):
+                    value = metric.clone().compute()
+            except Exception:  # too few examples for it
+                continue
+            if not (isinstance(value, Tensor) and value.numel() == 1):
+                given = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise FederationError(
+                    f"The metric {name!r}, a {type(metric).__name__}, gives a {given}, expected a tensor of one number: give a "
+                    "metric for each number to report, such as the mean over the classes (average='macro')."
+                )
+        self._metrics_are_checked = True
 
     @with_signature
     def predict_step(self, batch: Any, batch_idx: int = 0) -> Tensor:

@@ -80,6 +80,8 @@ class Task(nn.Module, ABC):
             )
         if wrong := [name for name, value in (metrics or {}).items() if not isinstance(value, Metric)]:
             raise FederationError(f"metrics has {wrong[0]!r}, which is no torchmetrics.Metric: give objects of its subclasses.")
+        if "loss" in (metrics or {}):
+            raise FederationError("metrics has 'loss', which is the name of the loss that is logged: give it another name.")
         self.loss = own_copy(loss)
         self.more_metrics = dict(metrics or {})
         self.monitor = monitor

@@ -29,7 +29,8 @@ from tiny import (
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torchmetrics import MeanSquaredError
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
+from torchmetrics.wrappers import ClasswiseWrapper
 
 import lightning_fed.methods
 from lightning_fed.callbacks.progress import summary_table
@@ -212,8 +213,17 @@ def test_unknown_metrics_are_refused() -> None:
         built(new_method("HOMLoRA", metric="bleu"))
     with pytest.raises(FederationError, match=r"metrics has 'mine', which is no torchmetrics\.Metric"):
         FedAvg(Net, CLASSES, metrics={"mine": print})
+    with pytest.raises(FederationError, match="metrics has 'loss', which is the name of the loss that is logged: give"):
+        FedAvg(Net, CLASSES, metrics={"loss": MulticlassAccuracy(CLASSES)})
     with pytest.raises(FederationError, match="task is 'ranking': give one of multiclass, binary,"):
         FedAvg(Net, CLASSES, task="ranking")
+
+
+def test_a_metric_of_several_numbers_is_refused() -> None:
+    each = MulticlassRecall(CLASSES, average=None)
+    for metric, said in ((each, r"MulticlassRecall, gives a tensor of shape \(4,\)"), (ClasswiseWrapper(each), "gives a dict")):
+        with pytest.raises(FederationError, match=f"The metric 'mine', a .*{said}, expected a tensor of one number: give a metric"):
+            fit(FedAvg(Net, CLASSES, metrics={"mine": metric}), rounds=1)
 
 
 class Named(FedAvg):
