@@ -13,6 +13,8 @@ from lightning_fed.errors import FederationError
 Interval = Literal["round", "epoch", "step"]
 """The unit that a schedule counts."""
 
+SPANS = {"round": "rounds in the run", "epoch": "epochs in a phase", "step": "steps in a phase"}
+"""What a schedule lasts for, by the unit that it counts."""
 
 Reached = tuple[int, dict[str, Any], list[dict[str, Any]]]
 """A number of steps, the scheduler's state after them, and the optimizer's hyperparameters per parameter group."""
@@ -84,7 +86,15 @@ class Schedule:
         with warnings.catch_warnings():
             # Over rounds the scheduler steps before this optimizer does; the optimizers of earlier rounds have stepped.
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step\\(\\)` before")
-            self.scheduler.step()
+            try:
+                self.scheduler.step()
+            except ValueError as error:
+                if (last := getattr(self.scheduler, "total_steps", None)) is None:
+                    raise
+                raise FederationError(
+                    f"The {type(self.scheduler).__name__} of lr_scheduler ends after its total_steps, {last} {self.interval}s: "
+                    f"give it as many as there are {SPANS[self.interval]}, or set another lr_interval."
+                ) from error
 
     def _rate(self) -> float:
         return float(self.scheduler.optimizer.param_groups[0]["lr"])

@@ -189,6 +189,16 @@ def test_worker_processes_have_the_same_rates(name: str, two_workers: Processes)
     assert_same(here, there)
 
 
+@pytest.mark.parametrize(
+    ("interval", "said"),
+    [("step", "2 steps: give it as many as there are steps in a phase"), ("round", "2 rounds: give it as many")],
+)
+def test_a_schedule_that_ends_too_early_says_so(interval: Any, said: str) -> None:
+    short = partial(OneCycleLR, max_lr=1.0, total_steps=2)
+    with pytest.raises(FederationError, match=f"The OneCycleLR of lr_scheduler ends after its total_steps, {said}"):
+        new_federation(4).fit(FedAvg(Net, 4, sgd, lr_scheduler=short, lr_interval=interval), new_data(1, 60))
+
+
 def test_a_plateau_is_refused() -> None:
     with pytest.raises(FederationError, match="ReduceLROnPlateau needs a metric"):
         rates(FedAvg(Net, 4, sgd, lr_scheduler=ReduceLROnPlateau), 1)

@@ -109,6 +109,13 @@ def choosy(num_classes: int) -> nn.Module:
     raise ValueError("only for 1000")
 
 
+def computed() -> nn.Module:
+    """Has a tensor that was computed from its parameters, as with the older ``torch.nn.utils.weight_norm``."""
+    network = nn.Linear(4, CLASSES)
+    network.scaled = network.weight * 2
+    return network
+
+
 # ---------------------------------------------------------------------------------------------------- how they are given
 
 
@@ -195,6 +202,7 @@ def test_worker_processes_change_nothing(method: type, given: nn.Module, texts: 
         (Net(7), "Net has 7 outputs, but num_classes is 4: give num_classes=7"),
         (torchvision_vit(num_classes=7), r"The head 'heads.head' of VisionTransformer has 7 outputs, not 4: .*num_classes=4\)"),
         (nn.LazyLinear(CLASSES), "LazyLinear has lazy layers, whose sizes are not known yet: give the sizes"),
+        (computed(), r"The Linear that was given cannot be copied for each client .*torch\.nn\.utils\.parametrizations"),
         (choosy, r"choosy builds no network with num_classes=4: only for 1000"),
     ],
 )
