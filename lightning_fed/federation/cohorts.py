@@ -81,6 +81,11 @@ class Participants:
         if (chosen := self._model.cohort(self.eligible, round, self._settings.seed)) is None:
             return None
         name, among = type(self._model).__name__, {client.id for client in self.eligible}
+        if not (isinstance(chosen, Collection) and all(isinstance(client, ClientInfo) for client in chosen)):
+            raise FederationError(
+                f"cohort() of {name} returned {chosen!r:.80} in round {round}: return a list of some of the clients that it "
+                "got, which are ClientInfo."
+            )
         require(len(chosen) > 0, f"cohort() of {name} returned no clients in round {round}.")
         ids = [client.id for client in chosen]
         require(len(set(ids)) == len(ids), f"cohort() of {name} returned a client twice in round {round}: {ids}.")

@@ -372,8 +372,8 @@ class Run:
 
     def client_module(self, client: int) -> FederatedModule:
         """A client's current model with the server's broadcast loaded, fine-tuned if it is evaluated fine-tuned."""
-        if not 0 <= client < len(self.clients):
-            raise FederationError(f"There is no client {client}: ids go from 0 to {len(self.clients) - 1}.")
+        if client not in range(len(self.clients)):
+            raise FederationError(f"There is no client {client!r}: ids go from 0 to {len(self.clients) - 1}.")
         if not self.data.at_hand:
             raise FederationError(f"Client {client}'s model is at its site, which has its private state: ask for it there.")
         self._refresh_statistics()

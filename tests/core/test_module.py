@@ -578,6 +578,24 @@ def test_who_may_not_take_part_is_not_trained(chosen: tuple[int, ...], said: str
         new_federation(1, eligible_clients=[0, 1]).fit(method(Net, CLASSES), new_data(3, size=60))
 
 
+class ChoosesIds(FedAvg):
+    def cohort(self, clients: Sequence[ClientInfo], round: int, seed: int) -> Any:
+        return [client.id for client in clients]
+
+
+class ChoosesLazily(FedAvg):
+    def cohort(self, clients: Sequence[ClientInfo], round: int, seed: int) -> Any:
+        return (client for client in clients)
+
+
+@pytest.mark.parametrize(("method", "said"), [(ChoosesIds, r"\[0, 1\]"), (ChoosesLazily, "<generator object .*")])
+def test_a_cohort_is_a_list_of_clients(method: type[FedAvg], said: str) -> None:
+    with pytest.raises(
+        FederationError, match=rf"cohort\(\) of {method.__name__} returned {said} in round 1: return a list of some"
+    ):
+        new_federation(1).fit(method(Net, CLASSES), new_data(2, size=40))
+
+
 class OtherBatch(Net):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).repeat(1, 7).view(-1, 7)

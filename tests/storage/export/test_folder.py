@@ -420,6 +420,8 @@ def test_what_is_not_there_cannot_be_exported() -> None:
     new_federation(1, "runs").fit(new_method("FedAvg"), data)
     with pytest.raises(FederationError, match="no client 3: ids go from 0 to 2"):
         new_federation(1, "runs").export(new_method("FedAvg"), data, "exported", client=3)
+    with pytest.raises(FederationError, match="no client 'last': ids go from 0 to 2"):
+        new_federation(1, "runs").export(new_method("FedAvg"), data, "exported", client="last")  # type: ignore[arg-type]
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
