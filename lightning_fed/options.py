@@ -74,7 +74,7 @@ def require_choices(thing: type, given: Mapping[str, Any]) -> None:
     declared = parameters_of(thing)
     for name in (name for name in given if name in declared):
         if choices := _choices(_hints(declared[name][1]).get(name)):
-            said = ", ".join(map(str, choices))
+            said = ", ".join(str(choice) for choice in choices if choice is not None)
             require(given[name] in choices, f"{thing.__name__} got {name}={given[name]!r}: give one of {said}.")
 
 

@@ -215,7 +215,7 @@ def test_unknown_metrics_are_refused() -> None:
         FedAvg(Net, CLASSES, metrics={"mine": print})
     with pytest.raises(FederationError, match="metrics has 'loss', which is the name of the loss that is logged: give"):
         FedAvg(Net, CLASSES, metrics={"loss": MulticlassAccuracy(CLASSES)})
-    with pytest.raises(FederationError, match="task is 'ranking': give one of multiclass, binary,"):
+    with pytest.raises(FederationError, match="FedAvg got task='ranking': give one of multiclass, binary,"):
         FedAvg(Net, CLASSES, task="ranking")
 
 
