@@ -63,27 +63,28 @@ def require_positive(or_zero: bool = False, **numbers: float | None) -> None:
         require(fits, f"Got {name}={number}: give a number {'from' if or_zero else 'above'} 0.")
 
 
-def require_choices(thing: type, given: Mapping[str, Any]) -> None:
-    """Refuse values that an option of type ``Literal`` does not have, as the command line does, for values that are passed in
-    Python.
+def require_choices(thing: Any, given: Mapping[str, Any], name: str) -> None:
+    """Refuse words and numbers that an option of type ``Literal`` does not have, as the command line does, for values that are
+    passed in Python.
 
     Args:
-        thing: a class.
+        thing: a constructor or another function, or a dataclass.
         given: its options by name.
+        name: what the message calls it.
     """
-    declared = parameters_of(thing)
-    for name in (name for name in given if name in declared):
-        if choices := _choices(_hints(declared[name][1]).get(name)):
+    for option, hint in _hints(thing).items():
+        choices, value = _choices(hint), given.get(option)
+        if choices and isinstance(value, str | int | float):
             said = ", ".join(str(choice) for choice in choices if choice is not None)
-            require(given[name] in choices, f"{thing.__name__} got {name}={given[name]!r}: give one of {said}.")
+            require(value in choices, f"{name} got {option}={value!r}: give one of {said}.")
 
 
 @cache
-def _hints(maker: Any) -> dict[str, Any]:
-    """Types of a constructor's parameters; empty if some are known to type checkers only."""
+def _hints(thing: Any) -> dict[str, Any]:
+    """Types of options; empty if one of them is known to type checkers only, or is no type."""
     try:
-        return get_type_hints(maker)
-    except NameError:
+        return get_type_hints(thing)
+    except Exception:  # an annotation may be any text
         return {}
 
 

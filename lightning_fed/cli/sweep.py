@@ -61,7 +61,7 @@ def run(args: Sequence[str]) -> None:
     config = found(given.config, SWEEP)
     sweep = read_sweep(config)
     try:
-        base = found(sweep.base)
+        found(sweep.base)
     except FederationError as error:
         raise FederationError(f"{config}: there is no base {sweep.base}. {error}") from error
     again = shlex.join(["lightning-fed", *args])
@@ -73,10 +73,10 @@ def run(args: Sequence[str]) -> None:
         if given.cell is not None:
             play_cell(sweep, given.cell, console, again, preempted)
         elif given.isolate or sys.platform != "linux":  # beyond Linux the state of system libraries does not survive a fork
-            play_all(sweep, given.workers, console, unless_changed(base, own_processes(sweep.threads)), again, preempted)
+            play_all(sweep, given.workers, console, own_processes(sweep.threads), again, preempted)
         else:
             with ForkServer(sweep.threads) as start:
-                play_all(sweep, given.workers, console, unless_changed(base, start), again, preempted, start.name_libraries)
+                play_all(sweep, given.workers, console, start, again, preempted, start.name_libraries)
 
 
 def unless_changed(base: Path, start: Start) -> Start:
@@ -85,11 +85,11 @@ def unless_changed(base: Path, start: Start) -> Start:
     Raises:
         FederationError: when a process is started after a change.
     """
-    checked = base.read_bytes()
+    before = read_yaml(base)
 
     def start_checked(args: Sequence[str], log: Path, lock: int, variables: Mapping[str, str]) -> CellProcess:
         require(
-            base.is_file() and base.read_bytes() == checked,
+            read_yaml(base) == before,
             f"{base} has changed since the runs were checked: give the same command again, which checks all of them.",
         )
         return start(args, log, lock, variables)
@@ -143,6 +143,7 @@ def play_all(
     Raises:
         FederationError: if all values of a method have ended, none with a number.
     """
+    start = unless_changed(found(sweep.base), start)
     jobs = checked(sweep, known_cells(sweep, {}), console, after_check=after_check)
     reopen(jobs)
     tried = [job for job in jobs if job.cell.value]

@@ -32,7 +32,7 @@ class FineTuning:
     optimizer: OptimizerCallable | None = None
 
     def __post_init__(self) -> None:
-        require_choices(type(self), vars(self))
+        require_choices(type(self), vars(self), "fine_tuning")
 
     def length(self) -> dict[str, Any]:
         """Epochs or steps of the phase; empty without fine-tuning."""

@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 import lightning as L
@@ -83,6 +83,27 @@ def _path(thing: Any) -> str:
     return f"{module}.{name}"
 
 
+def check_choices(module: L.LightningModule, frame: FrameType | None) -> None:
+    """Refuse arguments that are none of their option's choices, in the constructor that calls this and in those of the module's
+    class and its bases that have called it.
+
+    Args:
+        module: the module.
+        frame: frame of the constructor that calls this.
+
+    Raises:
+        FederationError: names the option and its choices.
+    """
+    makers = {vars(kind)["__init__"].__code__: vars(kind)["__init__"] for kind in type(module).__mro__ if _has_own_init(kind)}
+    while frame is not None and frame.f_code in makers:
+        require_choices(makers[frame.f_code], frame.f_locals, type(module).__name__)
+        frame = frame.f_back
+
+
+def _has_own_init(kind: type) -> bool:
+    return isinstance(vars(kind).get("__init__"), FunctionType)
+
+
 def store_hyperparameters(module: L.LightningModule, frame: FrameType | None) -> list[str]:
     """Store a module's constructor arguments in its ``hparams``, in the form of a configuration.
 
@@ -92,17 +113,12 @@ def store_hyperparameters(module: L.LightningModule, frame: FrameType | None) ->
 
     Returns:
         Names of the arguments that could not be stored.
-
-    Raises:
-        FederationError: if an argument is none of its option's choices.
     """
     if _given_hyperparameters.get() is not None:  # the command line stores its configuration itself
         module.save_hyperparameters(frame=frame)
         return []
     assert frame is not None
-    given = collect_init_args(frame, [], classes=(L.LightningModule,))[-1]
-    require_choices(type(module), given)
-    plain, not_stored = describe(given)
+    plain, not_stored = describe(collect_init_args(frame, [], classes=(L.LightningModule,))[-1])
     module.save_hyperparameters({**plain, "_instantiator": INSTANTIATOR})
     return not_stored
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from lightning_fed.core.client_modules import ClientModules, as_before_build
 from lightning_fed.core.fine_tuning import FineTuning
-from lightning_fed.core.hparams import NOT_STORED, refuse_missing, store_hyperparameters
+from lightning_fed.core.hparams import NOT_STORED, check_choices, refuse_missing, store_hyperparameters
 from lightning_fed.core.phase import Phase
 from lightning_fed.core.phased_module import PhasedModule, default_optimizer
 from lightning_fed.core.predictions import PredictionMixin
@@ -133,6 +133,7 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         adapters: Adapters | None = None,
     ) -> None:
         super().__init__(gradient_clip, lr_scheduler, lr_interval, accumulate)
+        check_choices(self, inspect.currentframe())
         self._not_stored = store_hyperparameters(self, inspect.currentframe())
         self.set_task(num_classes, task, loss, metrics, metric)
         self.fine_tuning = fine_tuning or FineTuning(epochs=0)

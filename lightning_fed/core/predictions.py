@@ -206,11 +206,13 @@ class PredictionMixin(L.LightningModule):
         Raises:
             FederationError: names one.
         """
+        self._metrics_are_checked = True
         for name, metric in metrics.items(keep_base=True, copy_state=False):
             try:
                 with warnings.catch_warnings(action="ignore"):
                     value = metric.clone().compute()
-            except Exception:  # too few examples for it
+            except Exception:  # too few examples for it; the next batch will show
+                self._metrics_are_checked = False
                 continue
             if not (isinstance(value, Tensor) and value.numel() == 1):
                 given = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -218,7 +220,6 @@ class PredictionMixin(L.LightningModule):
                     f"The metric {name!r}, a {type(metric).__name__}, gives a {given}, expected a tensor of one number: give a "
                     "metric for each number to report, such as the mean over the classes (average='macro')."
                 )
-        self._metrics_are_checked = True
 
     @with_signature
     def predict_step(self, batch: Any, batch_idx: int = 0) -> Tensor:

@@ -320,10 +320,9 @@ class BatchTransform:
         require(good, f"Got mean={list(self.mean)} and std={list(self.std)}: give numbers, and of std numbers above 0.")
 
     def check(self, inputs: Inputs) -> None:
-        """Refuse what has no effect, or the wrong one: bytes that are no images, which would be divided by 255; bools, which no
-        layer takes; augmentation of anything but byte images, or of images whose targets have places, too; and byte images whose
-        number of channels differs from that of means and standard deviations. Of lazy inputs the first is read, if there is
-        augmentation.
+        """Refuse what has no effect, or the wrong one: bytes that are no images, which would be divided by 255; augmentation of
+        anything but byte images, or of images whose targets have places, too; and byte images whose number of channels differs
+        from that of means and standard deviations. Of lazy inputs the first is read, if there is augmentation.
         """
         if isinstance(inputs, LazyInputs):
             if self.augment == "none":
@@ -331,17 +330,14 @@ class BatchTransform:
             inputs = inputs.read(torch.zeros(1, dtype=torch.int64))
         named = inputs if isinstance(inputs, dict) else {INPUT: inputs}
         images = named.get(INPUT)
-        if images is not None:
-            got = f"The inputs are {images.dtype} of shape {tuple(images.shape)}"
-            require(images.dtype != torch.bool, f"{got}, which layers do not take: convert them to float32.")
-            require(
-                images.dtype != torch.uint8 or images.dim() >= 3,
-                f"{got}, but bytes are images, which are divided by 255: convert a table of numbers to float32, or give images "
-                "their height and width, shape (N, H, W) or (N, C, H, W).",
-            )
         if images is None or images.dtype != torch.uint8:
             require(self.augment == "none", f"Got augment={self.augment}, which is for images of bytes: leave it out.")
             return
+        require(
+            images.dim() >= 3,
+            f"The inputs are {images.dtype} of shape {tuple(images.shape)}, but bytes are images, which are divided by 255: "
+            "convert a table of numbers to float32, or give images their height and width, shape (N, H, W) or (N, C, H, W).",
+        )
         require(
             self.augment == "none" or TARGETS not in named or named[TARGETS].dim() < 3,
             f"Got augment={self.augment}, which would move images, but not their targets, such as masks: leave it out.",

@@ -85,7 +85,7 @@ def as_tensor(given: Any, what: str = "inputs", columns: Sequence[str] | None = 
     tensor = _shared(array)
     if tensor.is_floating_point():
         numbers = tensor.to(torch.get_default_dtype())
-        if tensor.dtype == torch.float64 and tensor.dim() == 2:
+        if tensor.dtype != numbers.dtype and tensor.dim() == 2:
             for place in (tensor.abs() >= WHOLE).any(dim=0).nonzero().flatten().tolist():
                 name = place if columns is None else columns[place]
                 warn_of_rounding(array[:, place], numbers[:, place].float().numpy(), f"{what}: the column {name!r}")

@@ -48,7 +48,7 @@ class Compression:
     share: Fraction = 0.01
 
     def __post_init__(self) -> None:
-        require_choices(type(self), vars(self))
+        require_choices(type(self), vars(self), "compression")
         if not 0 < self.share <= 1:
             raise FederationError(f"compression.share is {self.share}: give the share of entries that topk sends, in (0, 1].")
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_fed.core import (
     Broadcast,
@@ -20,6 +20,7 @@ from lightning_fed.core import (
     check_fits,
     mean_of_updates,
 )
+from lightning_fed.errors import require
 from lightning_fed.models import Backbones
 from lightning_fed.nn.factorize import require_plain_weight
 from lightning_fed.nn.simplex import Mixture, mixed_weight, principal_scores, spread
@@ -78,6 +79,10 @@ class Floco(FederatedModule):
         """Build the network and, drawn after it, further corners of its head."""
         super().build()
         head = self.backbone.head
+        require(
+            isinstance(head, nn.Linear),
+            f"Floco makes a simplex of the head, a {type(head).__name__}: give a network with a linear one.",
+        )
         require_plain_weight(self.backbone, head, "make a simplex of")
         names = [name for name, p in self.backbone.named_parameters(remove_duplicate=False) if p is head.weight]
         if len(names) > 1:

@@ -42,12 +42,13 @@ def network_of(given: Any, num_classes: int | None, **settings: Any) -> nn.Modul
                 "class or a function that builds it."
             )
         try:
-            return _sized(copy.deepcopy(given))
+            copied = copy.deepcopy(given)
         except (RuntimeError, TypeError) as error:
             raise FederationError(
                 f"The {name_of(given)} that was given cannot be copied for each client ({error_text(error)}): give its class or a "
                 "function that builds it, or weight_norm and spectral_norm of torch.nn.utils.parametrizations."
             ) from error
+        return _sized(copied)
     if not callable(given):
         raise FederationError(
             f"backbone is {given!r}, a {type(given).__name__}: give a network, its class, a function that builds it, or the dotted "

@@ -74,7 +74,7 @@ class Task(nn.Module, ABC):
             raise FederationError(f"metrics is a {type(metrics).__name__}: give metrics by name, {{'f1': MulticlassF1Score(10)}}.")
         if loss is not None and not callable(loss):
             raise FederationError(f"loss is {loss!r}: give a function of outputs and targets, such as torch.nn.CrossEntropyLoss().")
-        if (reduction := setting_of(loss, "reduction", "mean")) in ("sum", "none"):
+        if isinstance(loss, nn.Module | partial) and (reduction := setting_of(loss, "reduction", "mean")) in ("sum", "none"):
             raise FederationError(
                 f"loss is a {type(loss).__name__} with reduction={reduction!r}, but a loss must be a mean: leave it out."
             )

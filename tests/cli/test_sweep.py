@@ -230,12 +230,13 @@ def test_one_cell_is_refused_if_others_were_run_with_another_base(capsys: pytest
 def test_no_run_starts_from_a_base_that_has_changed_since_it_was_checked() -> None:
     started = list[Sequence[str]]()
     start = unless_changed(Path("base.yaml"), lambda args, *_: started.append(args))  # type: ignore[arg-type,return-value]
+    Path("base.yaml").write_text(f"# changed\n{BASE}")
     start(["fit"], Path("log.txt"), 0, {})
-    Path("base.yaml").write_text(BASE + "\n")
+    Path("base.yaml").write_text(BASE.replace("rounds: 1", "rounds: 2"))
     with pytest.raises(FederationError, match=r"base\.yaml has changed since the runs were checked: give the same command again"):
         start(["fit"], Path("log.txt"), 0, {})
     Path("base.yaml").unlink()
-    with pytest.raises(FederationError, match=r"base\.yaml has changed"):
+    with pytest.raises(FederationError, match=r"There is no file base\.yaml"):
         start(["fit"], Path("log.txt"), 0, {})
     assert started == [["fit"]]
 

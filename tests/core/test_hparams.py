@@ -11,14 +11,14 @@ import torch
 import yaml
 from lightning.pytorch.loggers import CSVLogger
 from often import FEW, mostly_slow
-from tiny import METHODS, Net, WideNet, data_for, new_data, new_federation, new_method, new_trainer, same
+from tiny import CLASSES, METHODS, Net, WideNet, data_for, new_data, new_federation, new_method, new_trainer, same
 
 import lightning_fed.methods
 from lightning_fed.core.fine_tuning import FineTuning
 from lightning_fed.core.hparams import describe
 from lightning_fed.engines.compression import Compression
 from lightning_fed.errors import FederationError
-from lightning_fed.methods import FedAvg, FedDecomp, Standalone
+from lightning_fed.methods import SCAFFOLD, FedAvg, FedDecomp, Standalone
 from lightning_fed.options import parameters_of
 
 SILENT = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False, "log_every_n_steps": 1}
@@ -48,12 +48,32 @@ def test_every_method_has_choices_and_the_settings_around_it_have_some() -> None
     assert new_method("SCAFFOLD", option="I", weighting=None)
 
 
-def test_types_that_only_type_checkers_know_do_not_prevent_a_method() -> None:
+def test_choices_are_checked_where_they_are_declared() -> None:
+    """An own method may pass them on, have others of the same name, and put an object in the place of a word."""
+
+    class Mine(SCAFFOLD):
+        def __init__(
+            self, backbone: Any, option: Literal["first", "third"], kind: Literal["a"] | None = None, **kwargs: Any
+        ) -> None:
+            kind = kind or print  # type: ignore[assignment]
+            super().__init__(backbone, CLASSES, option={"first": "I", "third": "III"}[option], **kwargs)  # type: ignore[arg-type]
+
+    assert Mine(Net, "first").option == "I"
+    for given, said in (({"option": "second"}, "option='second'"), ({"option": "third"}, "option='III'")):
+        with pytest.raises((FederationError, KeyError), match=said if "III" in said else "second"):
+            Mine(Net, **given)  # type: ignore[arg-type]
+    with pytest.raises(FederationError, match="Mine got task='segmentation': give one of multiclass, binary,"):
+        Mine(Net, "first", task="segmentation")
+
+
+@pytest.mark.parametrize("annotation", ["NoSuchType", "torch.nope", "list[int] | 'Foo'", "N H W"])
+def test_types_that_are_none_do_not_prevent_a_method(annotation: str) -> None:
     class Mine(FedAvg):
-        def __init__(self, backbone: "NoSuchType", kind: Literal["a", "b"] = "a") -> None:  # type: ignore[name-defined]  # noqa: F821
+        def __init__(self, backbone: Any, kind: Literal["a", "b"] = "a") -> None:
             super().__init__(backbone)
 
-    assert Mine(Net, "c").hparams["kind"] == "c"
+    Mine.__init__.__annotations__["backbone"] = annotation
+    assert Mine(Net, "c").hparams["kind"] == "c"  # type: ignore[arg-type]
 
 
 def test_names_and_numbers() -> None:

@@ -187,3 +187,13 @@ def test_a_head_whose_weight_is_computed_is_refused() -> None:
         FederationError, match=r"The weight of layer 'head' is computed .* expected a parameter to make a simplex of"
     ):
         Floco(NormedNet, CLASSES, 2).for_client(INFO)
+
+
+def test_a_head_of_several_layers_is_refused() -> None:
+    class DeepHead(Net):
+        def __init__(self, num_classes: int) -> None:
+            super().__init__(num_classes)
+            self.head = torch.nn.Sequential(torch.nn.BatchNorm1d(self.head.in_features), self.head)  # type: ignore[assignment]
+
+    with pytest.raises(FederationError, match="makes a simplex of the head, a Sequential: give a network with a linear one"):
+        Floco(DeepHead, CLASSES, 2).for_client(INFO)

@@ -185,6 +185,14 @@ def test_a_weighted_mean_does_not_depend_on_the_batches() -> None:
     assert losses == pytest.approx([losses[-1]] * 3)
 
 
+def test_an_own_loss_may_say_what_it_wants_of_its_reduction() -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, targets, reduction="sum") / len(targets)
+
+    loss.reduction = "sum"  # type: ignore[attr-defined]
+    FedAvg(Net, CLASSES, loss=loss)
+
+
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 def test_a_loss_that_is_no_mean_is_refused(reduction: str) -> None:
     with pytest.raises(FederationError, match=f"CrossEntropyLoss with reduction='{reduction}', but a loss must be a mean"):

@@ -17,6 +17,7 @@ from multiprocessing import connection
 from pathlib import Path
 from statistics import mean
 
+from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.folder import OVER, CellFolder, CellRecord
 from lightning_fed.experiments.sweep.plan import Cell
 from lightning_fed.experiments.sweep.processes import Start
@@ -86,13 +87,13 @@ class Attempt:
         before = job.folder.result
         self.job = job
         self.played = job.folder.rounds  # before this attempt
-        self._holding = holding
         self._spent = before.seconds if before else 0.0
         self._start = time.monotonic()
         self._outcome = replace(facts, command=job.command, rounds=job.rounds)
         job.folder.record(replace(self._outcome, status="interrupted", seconds=self._spent))  # until it ends
         args = [*job.args, "--ckpt_path=last"] if job.folder.run else job.args
         self._process = start(args, job.folder.log, lock, job.names)
+        self._holding = holding.pop_all()  # until it ends; at once if it could not be started
 
     @property
     def seconds(self) -> float:
@@ -156,11 +157,13 @@ def play(
         wait: wait for jobs that are running in other processes.
 
     Raises:
+        FederationError: if one could not be started, when those that had been have ended.
         KeyboardInterrupt: at Ctrl-C, or :class:`lightning_fed.system.signals.Terminated` at SIGTERM, when all processes have ended.
         Preempted: after SIGUSR1, when all runs have stopped at a checkpoint and some are unfinished.
     """
     waiting, elsewhere, playing, paces = deque(jobs), list[CellJob](), list[Attempt](), Paces()
     caught: list[int] = []
+    refused: FederationError | None = None
     stopping = left_over = False
     with first_signal(caught.append):  # the start of a process must not be interrupted
         try:
@@ -183,7 +186,14 @@ def play(
                             attempt.ask_to_end(signal.SIGUSR1)
                     while waiting and len(playing) < workers and not caught:
                         job = waiting.popleft()
-                        if begun := attempted(job, facts, start):
+                        try:
+                            begun = attempted(job, facts, start)
+                        except FederationError as error:
+                            refused = error
+                            waiting.clear()
+                            elsewhere.clear()
+                            break
+                        if begun:
                             playing.append(begun)
                             progress.began(job.cell.name)
                         else:
@@ -209,6 +219,8 @@ def play(
                     last.callback(attempt.conclude)
         if caught:
             raise KeyboardInterrupt if caught[0] == signal.SIGINT else Terminated()
+        if refused:
+            raise refused
         if stopping and left_over:
             raise Preempted
 
@@ -221,7 +233,7 @@ def attempted(job: CellJob, facts: CellRecord, start: Start) -> Attempt | None:
         lock = holding.enter_context(job.folder.locked())
         if lock is None or job.folder.status == "finished":
             return None
-        return Attempt(job, lock, holding.pop_all(), facts, start)
+        return Attempt(job, lock, holding, facts, start)
 
 
 def note_pace(paces: Paces, attempt: Attempt) -> None:

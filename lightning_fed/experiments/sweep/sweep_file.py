@@ -82,11 +82,11 @@ def _mapping(path: Path, key: str, content: Mapping[str, Any]) -> Mapping[str, A
     value = content.get(key) or {}
     if not isinstance(value, Mapping):
         raise FederationError(f"{path}: {key} is {value!r}, expected names and what belongs to them.")
-    _refuse_words(path, key, value)
+    _refuse_unquoted(path, key, value)
     return value
 
 
-def _refuse_words(path: Path, key: str, names: Iterable[Any]) -> None:
+def _refuse_unquoted(path: Path, key: str, names: Iterable[Any]) -> None:
     """Refuse names that YAML has read as something else than a text or a number."""
     if wrong := [name for name in names if name is None or isinstance(name, bool)]:
         raise FederationError(f"{path}: {key} has the name {wrong[0]}, as YAML reads No, Off, Yes or Null: put it in quotes.")
@@ -122,7 +122,7 @@ def _numbers(path: Path, key: str, value: Any) -> list[int]:
 def _axis(path: Path, axis: str, values: Any, axes: Iterable[Any]) -> dict[str, Overrides]:
     """An axis as named groups of overrides."""
     if isinstance(values, Mapping) and values:
-        _refuse_words(path, f"grid.{axis}", values)
+        _refuse_unquoted(path, f"grid.{axis}", values)
         return {str(name): _overrides(path, f"grid.{axis}.{name}", overrides) for name, overrides in values.items()}
     if isinstance(values, list) and values and _differ(axis, values):
         return {label(axis, value, map(str, axes)): _overrides(path, f"grid.{axis}", {axis: value}) for value in values}

@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -31,7 +31,7 @@ from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
 from lightning_fed.experiments.sweep.forks import ForkServer
 from lightning_fed.experiments.sweep.plan import Cell
 from lightning_fed.experiments.sweep.player import CellJob, play, time_left, write_cells
-from lightning_fed.experiments.sweep.processes import Start, own_processes
+from lightning_fed.experiments.sweep.processes import CellProcess, Start, own_processes
 from lightning_fed.experiments.sweep.progress import SweepProgress
 from lightning_fed.system import children
 from lightning_fed.system.disk import write_whole
@@ -208,6 +208,20 @@ def test_a_cell_that_somebody_else_has_left_is_played_at_the_end(left: str, trie
         when(lambda: jobs[1].folder.status == "finished" if wait else says(jobs[1], "waiting"), leave)
         assert [row["status"] for row in played(jobs, wait=wait)] == ["finished" if tries else left, "finished"]
     assert [len(calls(job)) for job in jobs] == [tries, 1]
+
+
+def test_runs_go_on_if_another_cannot_be_started() -> None:
+    jobs = [job(0, "waits"), job(1), job(2)]
+
+    def refusing(args: Sequence[str], *rest: Any) -> CellProcess:
+        if args[0].endswith("seed_1"):
+            (jobs[0].folder.path / "go").touch()
+            raise FederationError("base.yaml has changed")
+        return OWN(args, *rest)
+
+    with pytest.raises(FederationError, match=r"base\.yaml has changed"):
+        played(jobs, 2, refusing)
+    assert [row["status"] for row in cells()] == ["finished", "interrupted", "waiting"]
 
 
 def test_a_cell_whose_status_is_asked_for_is_free() -> None:
