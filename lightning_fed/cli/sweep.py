@@ -21,7 +21,8 @@ from lightning_fed.experiments.sweep.player import CellJob, play, write_cells
 from lightning_fed.experiments.sweep.processes import CellProcess, Start, own_processes
 from lightning_fed.experiments.sweep.progress import SweepProgress
 from lightning_fed.experiments.sweep.provenance import commit, machine, versions
-from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, flat, plain, read_json, read_yaml
+from lightning_fed.experiments.sweep.run_files import read_facts, read_settings
+from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, plain, read_yaml
 from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.experiments.sweep.tuning import chosen, trials
 from lightning_fed.system.console import UnreadConsole
@@ -310,9 +311,9 @@ def gets_more_rounds(folder: CellFolder, run: Path, settings: Settings) -> bool:
         FederationError: if it has other settings than the sweep, or more rounds, with which it would not end as a run that had them
             at first.
     """
-    before, rounds = flat(read_yaml(run / "config.yaml")), "federation.rounds"
+    before, rounds = read_settings(run, folder.remedy), "federation.rounds"
     more = settings[rounds] > before[rounds]
-    why = obstacle(run, before) if more else ""
+    why = obstacle(run, before, folder.remedy) if more else ""
     if different := differences(before, settings, [rounds] if more and not why else []):
         key, (was, is_now) = next(iter(different.items()))
         was = f"{was!r}{why}" if key == rounds else repr(was)
@@ -322,9 +323,9 @@ def gets_more_rounds(folder: CellFolder, run: Path, settings: Settings) -> bool:
     return more
 
 
-def obstacle(run: Path, settings: Settings) -> str:
-    """Why a run would not end as one that had more rounds at first; empty if it would."""
-    every = read_json(run / "run.json").get("evaluate_every", settings.get("federation.evaluate_every"))
+def obstacle(run: Path, settings: Settings, remedy: str) -> str:
+    """Why a run would not end as one that had more rounds at first; empty if it would. Errors in its files end with the remedy."""
+    every = read_facts(run, remedy).get("evaluate_every", settings.get("federation.evaluate_every"))
     if not any(run.glob("checkpoints/round_*")):
         return " and has no checkpoint"
     if settings.get("federation.privacy.epsilon") is not None:

@@ -28,7 +28,10 @@ WRITTEN: list[tuple[str, bytes | str, str]] = [
     ("clients.csv", "client,test,test/accuracy\n0,10,high\n", "has 'high' in column 'test/accuracy' of row 1"),
     ("clients.csv", "other\n1\n", "has no column 'client'"),
     *(("run.json", text, "does not say what a run writes") for text in ("", "[]", "{}", "null", "NaN", "[" * 100_000, b"\xff")),
-    *(("run.json", json.dumps(FACTS | change), "does not say") for change in ({"monitor": 3}, {"training": [3]}, {"data": []})),
+    *(
+        ("run.json", json.dumps(FACTS | of), "does not say")
+        for of in ({"monitor": 3}, {"training": [3]}, {"data": []}, {"rounds": "x"})
+    ),
     ("run.json", json.dumps(FACTS | {"training": [{"phase": "a", "epochs": "1"}]}), "does not say"),
     *(("config.yaml", text, "config.yaml") for text in ("", "[]", "a: [", b"\xff\xfe\x00", "- " * 3000 + "a", ALIASES)),
     ("config.yaml", "seed_everything: zero\n", "has seed_everything = 'zero', expected int"),
@@ -69,7 +72,9 @@ def test_nothing_that_a_configuration_names_is_imported() -> None:
     assert not Path("imported").exists()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "3", '{"seconds": 1}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "3", '{"seconds": 1}', '{"status": "failed", "rounds": "x"}', '{"status": 3}', "[" * 100_000]
+)
 def test_a_cell_that_no_sweep_has_written_is_refused(text: str) -> None:
     Path("cell.json").write_text(text)
     with pytest.raises(FederationError, match=r"cell\.json is damaged.*: .*\. Remove it to run the cell again\.$"):
