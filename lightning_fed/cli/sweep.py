@@ -38,6 +38,8 @@ TEXT = """Run a comparison: methods × settings × seeds, each run in a process.
 Exit code 0: all are finished, or run elsewhere; 1: some have failed; 2: something has to be changed first; 75: stopped at
 checkpoints (SIGUSR1); 130, 143: stopped (Ctrl-C, SIGTERM). To continue after a stop, give the same command again."""
 
+ROOM = "Runs continue from their last checkpoints if you make room and give the same command again."
+
 
 def parser() -> Options:
     """The verb's command line."""
@@ -147,6 +149,7 @@ def play_all(
     start = unless_changed(found(sweep.base), start)
     jobs = checked(sweep, known_cells(sweep, {}), console, after_check=after_check)
     reopen(jobs)
+    write_sweep(sweep)
     tried = [job for job in jobs if job.cell.value]
     played(sweep, tried, known_cells(sweep, {}), workers, console, start, preempted, wait=True)
     if preempted():
@@ -186,6 +189,7 @@ def play_cell(sweep: Sweep, number: int, console: Console, again: str, preempted
     begun = [one for one in known_cells(sweep, best) if one.name == cell.name or CellFolder(sweep.folder / one.name).run]
     jobs = [job for job in checked(sweep, begun, console, build=False) if job.cell.name == cell.name]
     reopen(jobs)
+    write_sweep(sweep)
     played(sweep, jobs, known_cells(sweep, best), 1, console, own_processes(sweep.threads), preempted)
     conclude(sweep, jobs, again)
 
@@ -224,11 +228,15 @@ def played(
         except (FederationError, OSError) as error:  # runs go on
             log.warning(f"{sweep.folder / 'cells.csv'} and {BOARD} are not up to date: {error_text(error)}")
 
-    remedy = "Runs continue from their last checkpoints if you make room and give the same command again."
-    with each_line_once(), in_one_line(lambda: remedy, sweep.folder), naming(sweep.folder):
+    with each_line_once(), in_one_line(lambda: ROOM, sweep.folder), naming(sweep.folder):
+        play(jobs, workers, facts, progress, note, start, preempted, wait)
+
+
+def write_sweep(sweep: Sweep) -> None:
+    """Write ``sweep.yaml``, for reports. Only once: meanwhile another process may begin the same sweep with more seeds."""
+    with in_one_line(lambda: ROOM, sweep.folder), naming(sweep.folder):
         sweep.folder.mkdir(parents=True, exist_ok=True)
         write_whole(sweep.folder / "sweep.yaml", yaml.safe_dump(as_config(sweep), sort_keys=False))
-        play(jobs, workers, facts, progress, note, start, preempted, wait)
 
 
 def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:

@@ -580,12 +580,15 @@ def test_a_value_that_another_sweep_tries_is_waited_for(capsys: pytest.CaptureFi
         def leave() -> None:
             while not Path("compared/FedAvg/epochs=9/partition_5_seed_0/log.txt").exists():
                 time.sleep(0.01)
+            content = yaml.safe_load(Path("compared/sweep.yaml").read_text())
+            Path("compared/sweep.yaml").write_text(yaml.safe_dump(content | {"threads": 2}))  # as a sweep begun later
             held.close()
 
         Thread(target=leave).start()
         sweep("--isolate", **TUNING)
     assert "4 of 4 runs are finished." in capsys.readouterr().out
     assert CellFolder(Path("compared/FedAvg/epochs=2/partition_6_seed_0")).status == "finished"
+    assert read_sweep(Path("compared/sweep.yaml")).threads == 2
 
 
 def write_grey(root: Path, name: str) -> None:
