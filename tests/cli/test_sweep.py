@@ -209,6 +209,8 @@ def test_a_finished_run_whose_files_are_not_whole_is_refused(capsys: pytest.Capt
     (run / "metrics.csv").write_text("round\n1\n")
     said = refused(capsys, start=check)
     assert said.endswith("has 1 rounds of a run that finished 2: it was cut. Remove compared/FedAvg/seed_3 to run it again.\n")
+    (run / "metrics.csv").write_text("")
+    assert "has 0 rounds of a run that finished 2" in refused(capsys, start=check)
     (run / "run.json").unlink()
     assert "run.json does not say what a run writes" in refused(capsys, start=check)
     (run / "config.yaml").unlink()

@@ -105,7 +105,7 @@ class CellFolder:
         if self.run is None:
             return 0
         with (self.run / "metrics.csv").open(newline="") as file:
-            return sum(1 for _ in csv.reader(file)) - 1
+            return max(0, sum(1 for _ in csv.reader(file)) - 1)  # an empty file lacks its header, too
 
     def refuse_cut(self) -> None:
         """Raise :class:`FederationError` if files of a finished run are missing, or have fewer rounds than it."""
