@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from lightning_fed.errors import FederationError, one_line
+from lightning_fed.experiments.sweep.run_files import refuse_cut_clients
 
 ROUNDS = ("round", "traffic/total_bytes", "compute/total_flops")
 """Columns that ``metrics.csv`` always has."""
@@ -56,7 +57,8 @@ def read_rounds(run: Path) -> pd.DataFrame:
 
 
 def read_clients(run: Path) -> pd.DataFrame:
-    """``clients.csv``, a row per client."""
+    """``clients.csv``, a row per client. Raises as :func:`read_table` does, or if clients are missing."""
+    refuse_cut_clients(run)
     return read_table(run / "clients.csv", CLIENTS, texts=["name"])
 
 

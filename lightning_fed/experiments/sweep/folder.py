@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from lightning_fed.errors import FederationError, require
-from lightning_fed.experiments.sweep.run_files import read_facts, read_settings
+from lightning_fed.experiments.sweep.run_files import read_facts, read_settings, refuse_cut_clients
 from lightning_fed.experiments.sweep.settings import read_json
 from lightning_fed.system.disk import write_whole
 from lightning_fed.system.folders import numbered
@@ -108,7 +108,7 @@ class CellFolder:
             return max(0, sum(1 for _ in csv.reader(file)) - 1)  # an empty file lacks its header, too
 
     def refuse_cut(self) -> None:
-        """Raise :class:`FederationError` if files of a finished run are missing, or have fewer rounds than it."""
+        """Raise :class:`FederationError` if files of a finished run are missing, or have fewer rounds or clients than it."""
         if self.status != "finished" or self.run is None:
             return
         require((self.run / "config.yaml").is_file(), f"{self.run} has no config.yaml, which its run wrote. {self.remedy}")
@@ -117,6 +117,7 @@ class CellFolder:
             self.rounds >= finished,
             f"{self.run / 'metrics.csv'} has {self.rounds} rounds of a run that finished {finished}: it was cut. {self.remedy}",
         )
+        refuse_cut_clients(self.run, self.remedy)
 
     @property
     def last_line(self) -> str:

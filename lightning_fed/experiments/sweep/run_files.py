@@ -39,7 +39,7 @@ def read_facts(run: Path, remedy: str = UNCHANGED) -> dict[str, Any]:
         facts = json.loads(path.read_text())
         kinds = isinstance(facts["monitor"], str) and isinstance(facts["higher_is_better"], bool)
         texts = [facts.get("data", ""), *facts.get("lower_is_better", ())]  # missing in files of earlier versions
-        numbers = [facts.get("rounds", 0), facts.get("evaluate_every", 0)]  # missing in files of earlier versions
+        numbers = [facts.get(name, 0) for name in ("rounds", "evaluate_every", "clients")]  # the same
         kinds = kinds and all(isinstance(text, str) for text in texts) and all(isinstance(number, int) for number in numbers)
         fits = kinds and all(_is_phase(phase) for phase in (*facts["training"], *facts["fine_tuning"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -60,6 +60,17 @@ def read_measured(run: Path, column: str, remedy: str = UNCHANGED) -> dict[int, 
             return {int(float(row["round"])): float(row[column]) for row in csv.DictReader(file) if row.get(column)}
     except (ValueError, OverflowError, KeyError, TypeError, csv.Error) as error:
         raise FederationError(f"{path} is damaged ({one_line(error)}), expected numbers. {remedy}") from error
+
+
+def refuse_cut_clients(run: Path, remedy: str = UNCHANGED) -> None:
+    """Raise :class:`FederationError` if ``clients.csv`` lacks some of the clients that a run has measured."""
+    facts, path, found = read_facts(run, remedy), run / "clients.csv", 0
+    if path.is_file():
+        with path.open(newline="", errors="replace") as file:
+            found = max(0, sum(1 for _ in csv.reader(file)) - 1)
+    of_run = facts.get("clients", 0)  # missing in files of earlier versions
+    if found < of_run and read_measured(run, facts["monitor"], remedy):
+        raise FederationError(f"{path} has {found} clients of a run with {of_run}: it was cut. {remedy}")
 
 
 def _is_phase(phase: Any) -> bool:

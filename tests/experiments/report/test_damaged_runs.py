@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from written_runs import write_run, write_sweep
+from written_runs import add_facts, write_run, write_sweep
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report import load_clients, load_rounds, load_runs
@@ -52,6 +52,23 @@ def test_a_file_that_no_run_has_written_is_refused_by_name(name: str, content: b
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
     assert not Path("imported").exists()
+
+
+@pytest.mark.parametrize("lines", [0, 2])
+def test_clients_that_are_missing_are_not_left_out_of_the_worst_tenth(lines: int) -> None:
+    run = write_run(Path("runs/version_0"), [0.5])
+    add_facts(run, clients=2)
+    load_runs("runs")
+    table = run / "clients.csv"
+    table.write_text("".join(table.read_text().splitlines(keepends=True)[:lines]))
+    if not lines:
+        table.unlink()
+    with pytest.raises(FederationError, match=rf"clients.csv has {lines // 2} clients of a run with 2: it was cut"):
+        load_runs("runs")
+    cell = CellFolder(Path("runs"))
+    cell.record(CellRecord("finished"))
+    with pytest.raises(FederationError, match=r"it was cut\. Remove runs to run it again"):
+        cell.refuse_cut()
 
 
 @pytest.mark.parametrize("load", [load_rounds, load_clients])
