@@ -8,6 +8,12 @@ from typing import Any
 
 import yaml
 
+FACTS: dict[str, Any] = {
+    **{"monitor": "after/test_accuracy/mean", "higher_is_better": True},
+    **{"training": [{"phase": "local", "epochs": 1}], "fine_tuning": []},
+}
+"""What ``run.json`` always says."""
+
 
 def write_run(
     path: Path,
@@ -42,8 +48,7 @@ def write_run(
         "federation": {"rounds": rounds or len(accuracies), "run_dir": str(path.parent)},
     }
     (path / "config.yaml").write_text(yaml.safe_dump(config))
-    facts = {"monitor": monitor, "higher_is_better": True, "training": [{"phase": "local", "epochs": 1}], "fine_tuning": []}
-    (path / "run.json").write_text(json.dumps(facts))
+    (path / "run.json").write_text(json.dumps(FACTS | {"monitor": monitor}))
     write_csv(
         path / "metrics.csv",
         [

@@ -12,10 +12,10 @@ from lightning_fed.system.disk import write_synced
 
 class RunFacts(FederationCallback):
     """Writes ``run.json``: method, the seeds of the run and of its partition, the checksum of its data and their division among
-    clients, whether clients are those of the data whatever the seed, rounds, the column of ``metrics.csv`` with the monitored
-    metric, whether larger values of it are better, the metrics of which smaller values are better, the class that is yes in a
-    ``binary`` task, and a client's work in a round: its phases in order, each with its epochs or steps, and the phases of its
-    fine-tuning.
+    clients, their number, whether clients are those of the data whatever the seed, rounds, the column of ``metrics.csv`` with
+    the monitored metric, whether larger values of it are better, the metrics of which smaller values are better, the class that
+    is yes in a ``binary`` task, and a client's work in a round: its phases in order, each with its epochs or steps, and the
+    phases of its fine-tuning.
 
     Phases are those of a generic client; if clients differ in model_size, of the largest.
     """
@@ -31,6 +31,7 @@ class RunFacts(FederationCallback):
             "seed": int(run.seed),
             "partition_seed": int(data.partition_seed),
             "data": run.identity["data"],
+            "clients": len(run.clients),
             "natural_clients": not data.at_hand or (data.partition.is_natural and data.given_num_clients is None),
             "rounds": int(run.rounds),
             "evaluate_every": int(run.evaluate_every),

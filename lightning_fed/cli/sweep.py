@@ -21,7 +21,8 @@ from lightning_fed.experiments.sweep.player import CellJob, play, write_cells
 from lightning_fed.experiments.sweep.processes import CellProcess, Start, own_processes
 from lightning_fed.experiments.sweep.progress import SweepProgress
 from lightning_fed.experiments.sweep.provenance import commit, machine, versions
-from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, flat, plain, read_json, read_yaml
+from lightning_fed.experiments.sweep.run_files import read_facts, read_settings
+from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, plain, read_yaml
 from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.experiments.sweep.tuning import chosen, trials
 from lightning_fed.system.console import UnreadConsole
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 TEXT = """Run a comparison: methods × settings × seeds, each run in a process. Finished runs are not repeated.
 Exit code 0: all are finished, or run elsewhere; 1: some have failed; 2: something has to be changed first; 75: stopped at
 checkpoints (SIGUSR1); 130, 143: stopped (Ctrl-C, SIGTERM). To continue after a stop, give the same command again."""
+
+ROOM = "Runs continue from their last checkpoints if you make room and give the same command again."
 
 
 def parser() -> Options:
@@ -146,6 +149,7 @@ def play_all(
     start = unless_changed(found(sweep.base), start)
     jobs = checked(sweep, known_cells(sweep, {}), console, after_check=after_check)
     reopen(jobs)
+    write_sweep(sweep)
     tried = [job for job in jobs if job.cell.value]
     played(sweep, tried, known_cells(sweep, {}), workers, console, start, preempted, wait=True)
     if preempted():
@@ -185,6 +189,7 @@ def play_cell(sweep: Sweep, number: int, console: Console, again: str, preempted
     begun = [one for one in known_cells(sweep, best) if one.name == cell.name or CellFolder(sweep.folder / one.name).run]
     jobs = [job for job in checked(sweep, begun, console, build=False) if job.cell.name == cell.name]
     reopen(jobs)
+    write_sweep(sweep)
     played(sweep, jobs, known_cells(sweep, best), 1, console, own_processes(sweep.threads), preempted)
     conclude(sweep, jobs, again)
 
@@ -223,11 +228,15 @@ def played(
         except (FederationError, OSError) as error:  # runs go on
             log.warning(f"{sweep.folder / 'cells.csv'} and {BOARD} are not up to date: {error_text(error)}")
 
-    remedy = "Runs continue from their last checkpoints if you make room and give the same command again."
-    with each_line_once(), in_one_line(lambda: remedy, sweep.folder), naming(sweep.folder):
+    with each_line_once(), in_one_line(lambda: ROOM, sweep.folder), naming(sweep.folder):
+        play(jobs, workers, facts, progress, note, start, preempted, wait)
+
+
+def write_sweep(sweep: Sweep) -> None:
+    """Write ``sweep.yaml``, for reports. Only once: meanwhile another process may begin the same sweep with more seeds."""
+    with in_one_line(lambda: ROOM, sweep.folder), naming(sweep.folder):
         sweep.folder.mkdir(parents=True, exist_ok=True)
         write_whole(sweep.folder / "sweep.yaml", yaml.safe_dump(as_config(sweep), sort_keys=False))
-        play(jobs, workers, facts, progress, note, start, preempted, wait)
 
 
 def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:
@@ -310,9 +319,9 @@ def gets_more_rounds(folder: CellFolder, run: Path, settings: Settings) -> bool:
         FederationError: if it has other settings than the sweep, or more rounds, with which it would not end as a run that had them
             at first.
     """
-    before, rounds = flat(read_yaml(run / "config.yaml")), "federation.rounds"
+    before, rounds = read_settings(run, folder.remedy), "federation.rounds"
     more = settings[rounds] > before[rounds]
-    why = obstacle(run, before) if more else ""
+    why = obstacle(run, before, folder.remedy) if more else ""
     if different := differences(before, settings, [rounds] if more and not why else []):
         key, (was, is_now) = next(iter(different.items()))
         was = f"{was!r}{why}" if key == rounds else repr(was)
@@ -322,9 +331,9 @@ def gets_more_rounds(folder: CellFolder, run: Path, settings: Settings) -> bool:
     return more
 
 
-def obstacle(run: Path, settings: Settings) -> str:
-    """Why a run would not end as one that had more rounds at first; empty if it would."""
-    every = read_json(run / "run.json").get("evaluate_every", settings.get("federation.evaluate_every"))
+def obstacle(run: Path, settings: Settings, remedy: str) -> str:
+    """Why a run would not end as one that had more rounds at first; empty if it would. Errors in its files end with the remedy."""
+    every = read_facts(run, remedy).get("evaluate_every", settings.get("federation.evaluate_every"))
     if not any(run.glob("checkpoints/round_*")):
         return " and has no checkpoint"
     if settings.get("federation.privacy.epsilon") is not None:

@@ -52,6 +52,7 @@ def test_headline_and_phases(method: str, options: Any, monitor: str, training: 
     facts = json.loads(Path("runs/version_0/run.json").read_text())
     played = {"method": method, "seed": 0, "partition_seed": 3, "data": data.fingerprint(), "natural_clients": False, "rounds": 1}
     measured = {
+        "clients": data.num_clients,
         "evaluate_every": federation.run.evaluate_every,
         "monitor": monitor,
         "higher_is_better": True,

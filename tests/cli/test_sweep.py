@@ -24,6 +24,7 @@ from pandas.testing import assert_frame_equal
 from tiny import TINY_BERT, TINY_VIT
 from tiny_commands import refused
 from tiny_files import write_idx
+from written_runs import FACTS
 
 from lightning_fed.__main__ import main
 from lightning_fed.cli import dry_run
@@ -152,11 +153,11 @@ def test_a_finished_run_of_other_data_is_refused_before_more_are_run(capsys: pyt
     cell.record(CellRecord("finished"))
     (run / "metrics.csv").write_text("round\n1\n")
     (run / "config.yaml").write_text(yaml.safe_dump(read("FedAvg", ["fit", "--config=base.yaml", "--seed_everything=3"])))
-    (run / "run.json").write_text(json.dumps({"data": "0123abcd"}))
+    (run / "run.json").write_text(json.dumps(FACTS | {"data": "0123abcd"}))
     check = partial(sweep, "--dry_run", methods={"FedAvg": {}}, seeds=[4, 3])
     said = refused(capsys, start=check)
     [now] = re.findall(r"FedAvg/seed_3: It was run with other data \(checksum 0123abcd, now (\w+)\): give the sweep", said)
-    (run / "run.json").write_text(json.dumps({"data": now}))
+    (run / "run.json").write_text(json.dumps(FACTS | {"data": now}))
     check()
 
 
@@ -191,7 +192,7 @@ def finished() -> CellFolder:
     (run / "checkpoints/round_000002").mkdir(parents=True)
     cell.record(CellRecord("finished"))
     (run / "metrics.csv").write_text("round\n1\n2\n")
-    (run / "run.json").write_text(json.dumps({"evaluate_every": 1}))
+    (run / "run.json").write_text(json.dumps(FACTS | {"evaluate_every": 1}))
     played = read("FedAvg", ["fit", "--config=base.yaml", "--seed_everything=3", "--federation.rounds=2"])
     (run / "config.yaml").write_text(yaml.safe_dump(played))
     return cell
@@ -203,19 +204,39 @@ def test_a_finished_run_whose_files_are_not_whole_is_refused(capsys: pytest.Capt
     check = partial(sweep, "--dry_run", methods={"FedAvg": {"federation.rounds": 2}})
     check()
     run = finished.path / "version_0"
-    (run / "run.json").write_text(json.dumps({"evaluate_every": 1, "rounds": 2}))
+    (run / "run.json").write_text(json.dumps(FACTS | {"evaluate_every": 1, "rounds": 2}))
     check()
     (run / "metrics.csv").write_text("round\n1\n")
     said = refused(capsys, start=check)
     assert said.endswith("has 1 rounds of a run that finished 2: it was cut. Remove compared/FedAvg/seed_3 to run it again.\n")
+    (run / "metrics.csv").write_text("")
+    assert "has 0 rounds of a run that finished 2" in refused(capsys, start=check)
     (run / "run.json").unlink()
-    assert "run.json is damaged" in refused(capsys, start=check)
+    assert "run.json does not say what a run writes" in refused(capsys, start=check)
     (run / "config.yaml").unlink()
     assert "has no config.yaml, which its run wrote. Remove compared/FedAvg/seed_3" in refused(capsys, start=check)
     (run / "metrics.csv").unlink()
     capsys.readouterr()
     check()
     assert "FedAvg/seed_3: waiting" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("run.json", "{}", "does not say what a run writes there"),
+        ("run.json", json.dumps(FACTS | {"rounds": "2"}), "does not say what a run writes there"),
+        ("config.yaml", "seed_everything: 3\n", "has federation.rounds = 'None', expected int"),
+    ],
+)
+@pytest.mark.usefixtures("no_run")
+def test_a_finished_run_whose_files_are_damaged_is_refused(
+    name: str, content: str, message: str, capsys: pytest.CaptureFixture[str], finished: CellFolder
+) -> None:
+    (finished.path / "version_0" / name).write_text(content)
+    said = refused(capsys, start=partial(sweep, "--dry_run", methods={"FedAvg": {"federation.rounds": 2}}))
+    assert message in said
+    assert said.endswith("Remove compared/FedAvg/seed_3 to run it again.\n")
 
 
 @pytest.mark.usefixtures("no_run")
@@ -272,7 +293,7 @@ def test_a_run_is_not_continued_that_would_end_otherwise_than_a_longer_one(
     if "checkpoints" in made_with:
         (run / "checkpoints/round_000002").rmdir()
     if "evaluate_every" in made_with:
-        (run / "run.json").write_text(json.dumps(made_with))
+        (run / "run.json").write_text(json.dumps(FACTS | made_with))
     settings = flat(read_yaml(run / "config.yaml")) | {key: value for key, value in made_with.items() if "." in key}
     (run / "config.yaml").write_text(json.dumps(settings))
     with pytest.raises(FederationError, match=rf"federation.rounds = 2 and {why}, the sweep has 3"):
@@ -413,9 +434,10 @@ if epochs > 5:
 run = Path(given["federation.run_dir"], "version_0")
 run.mkdir(parents=True)
 (run / "metrics.csv").write_text(f"round,after/val_accuracy/mean\\n1,{0.9 if epochs == 2 else 0.5}\\n")
-(run / "run.json").write_text(json.dumps({"monitor": "after/test_accuracy/mean", "higher_is_better": True}))
+phases = {"training": [{"phase": "local", "epochs": epochs}], "fine_tuning": []}
+(run / "run.json").write_text(json.dumps({"monitor": "after/test_accuracy/mean", "higher_is_better": True, **phases}))
 known = {"seed_everything": int(given["seed_everything"]), "data": {"partition_seed": int(given["data.init_args.partition_seed"])}}
-(run / "config.yaml").write_text(json.dumps({"federation": {"rounds": 1}, **known}))
+(run / "config.yaml").write_text(json.dumps({"federation": {"rounds": 1}, "model": {"class_path": "FedAvg"}, **known}))
 """
 
 
@@ -429,7 +451,7 @@ TUNING: dict[str, object] = {
 def tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small program stands for a run, and nothing is checked before."""
     for check in ("check_start", "read"):
-        monkeypatch.setattr(dry_run, check, lambda name, args, **_: {"federation.rounds": 1})
+        monkeypatch.setattr(dry_run, check, lambda name, args, **_: {"federation.rounds": 1, "model.class_path": "FedAvg"})
     Path("run.py").write_text(TUNED)
     monkeypatch.setattr(processes, "PROGRAM", (sys.executable, "-S", str(Path("run.py").absolute())))
 
@@ -486,7 +508,7 @@ def test_a_value_that_was_chosen_after_fewer_rounds_is_not_yet_the_best(
         (run / "checkpoints/round_000001").mkdir(parents=True)
         (run / "run.json").write_text(json.dumps(read_json(run / "run.json") | {"evaluate_every": 1}))
     for check in ("check_start", "read"):
-        monkeypatch.setattr(dry_run, check, lambda name, args, **_: {"federation.rounds": 2})
+        monkeypatch.setattr(dry_run, check, lambda name, args, **_: {"federation.rounds": 2, "model.class_path": "FedAvg"})
     assert "Run 4 is one of FedAvg with its best value, which is not known" in refused(
         capsys, start=partial(sweep, "--cell", "4", **tune)
     )
@@ -560,12 +582,15 @@ def test_a_value_that_another_sweep_tries_is_waited_for(capsys: pytest.CaptureFi
         def leave() -> None:
             while not Path("compared/FedAvg/epochs=9/partition_5_seed_0/log.txt").exists():
                 time.sleep(0.01)
+            content = yaml.safe_load(Path("compared/sweep.yaml").read_text())
+            Path("compared/sweep.yaml").write_text(yaml.safe_dump(content | {"threads": 2}))  # as a sweep begun later
             held.close()
 
         Thread(target=leave).start()
         sweep("--isolate", **TUNING)
     assert "4 of 4 runs are finished." in capsys.readouterr().out
     assert CellFolder(Path("compared/FedAvg/epochs=2/partition_6_seed_0")).status == "finished"
+    assert read_sweep(Path("compared/sweep.yaml")).threads == 2
 
 
 def write_grey(root: Path, name: str) -> None:

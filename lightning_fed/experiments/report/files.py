@@ -1,14 +1,13 @@
 """Reading the files of a run for a report. Errors name the file, and the column or field."""
 
-import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from lightning_fed.errors import FederationError, one_line
-from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, flat, plain, read_yaml
+from lightning_fed.experiments.sweep.run_files import refuse_cut_clients
 
 ROUNDS = ("round", "traffic/total_bytes", "compute/total_flops")
 """Columns that ``metrics.csv`` always has."""
@@ -18,12 +17,6 @@ CLIENTS = ("client", "test")
 
 RECORD = ("method", "setting", "value", "status", "folder", "command", "error", "versions", "commit", "machine")
 """Columns of ``cells.csv`` that need not be numbers."""
-
-OWN = plain(PARTITION_SEED)
-
-NEEDED_SETTINGS: dict[str, type] = {SEED: int, "federation.rounds": int, "model.class_path": str}
-"""Settings that a report needs."""
-
 
 AS_WRITTEN: Any = {"dtype": {"name": str}, "keep_default_na": False, "na_values": ["", "nan"]}
 """Options with which pandas reads what a run has written: clients may be called 007 or NA."""
@@ -64,7 +57,8 @@ def read_rounds(run: Path) -> pd.DataFrame:
 
 
 def read_clients(run: Path) -> pd.DataFrame:
-    """``clients.csv``, a row per client."""
+    """``clients.csv``, a row per client. Raises as :func:`read_table` does, or if clients are missing."""
+    refuse_cut_clients(run)
     return read_table(run / "clients.csv", CLIENTS, texts=["name"])
 
 
@@ -80,44 +74,3 @@ def read_commands(sweep: Path) -> list[str]:
     """The commands in ``cells.csv`` of a sweep's runs; empty without such a file."""
     path = sweep / "cells.csv"
     return [str(command) for command in read_table(path, ["command"], texts=RECORD)["command"]] if path.is_file() else []
-
-
-def read_settings(run: Path) -> Settings:
-    """``config.yaml`` as a flat table; checks the settings that a report needs."""
-    path = run / "config.yaml"
-    try:
-        settings = flat(read_yaml(path))
-    except RecursionError:
-        raise FederationError(f"{path} is nested without end: give folders as runs have written them.") from None
-    needed = NEEDED_SETTINGS | ({OWN: int} if settings.get(OWN) is not None else {})
-    for key, kind in needed.items():
-        if not isinstance(settings.get(key), kind):
-            raise FederationError(
-                f"{path} has {key} = {str(settings.get(key))[:40]!r}, expected {kind.__name__}: give folders as runs wrote them."
-            )
-    return settings
-
-
-def read_facts(run: Path) -> dict[str, Any]:
-    """``run.json``; checks the facts that a report needs."""
-    path = run / "run.json"
-    try:
-        facts = json.loads(path.read_text())
-        kinds = isinstance(facts["monitor"], str) and isinstance(facts["higher_is_better"], bool)
-        texts = [facts.get("data", ""), *facts.get("lower_is_better", ())]  # missing in files of earlier versions
-        kinds = kinds and all(isinstance(text, str) for text in texts)
-        fits = kinds and all(_is_phase(phase) for phase in (*facts["training"], *facts["fine_tuning"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        fits = False
-    if not fits:
-        raise FederationError(
-            f"{path} does not say what a run writes there (its monitored metric, and the phases of training and fine-tuning): give "
-            "folders as runs have written them."
-        )
-    return dict(facts)
-
-
-def _is_phase(phase: Any) -> bool:
-    if not isinstance(phase, Mapping) or not isinstance(phase.get("phase"), str):
-        return False
-    return isinstance(phase.get("epochs", phase.get("steps")), int)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fed.errors import FederationError
-from lightning_fed.experiments.report.files import read_facts, read_settings
 from lightning_fed.experiments.sweep.folder import CellFolder
 from lightning_fed.experiments.sweep.plan import Cell, Sweep
+from lightning_fed.experiments.sweep.run_files import read_facts, read_settings
 from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, plain, within
 from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.experiments.sweep.tuning import chosen, trials
@@ -61,8 +61,7 @@ class RunFolder:
     @property
     def planned_rounds(self) -> int:
         """Number of rounds of the finished run, which may be less than configured."""
-        rounds = self.facts.get("rounds")
-        return max(rounds_to_come(self.path), rounds if isinstance(rounds, int) else int(self.settings["federation.rounds"]))
+        return max(rounds_to_come(self.path), int(self.facts.get("rounds") or self.settings["federation.rounds"]))
 
     @property
     def monitor(self) -> str:

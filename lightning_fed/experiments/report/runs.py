@@ -24,6 +24,7 @@ from lightning_fed.experiments.report.views import (
     measured_in,
     up_to,
 )
+from lightning_fed.experiments.sweep.run_files import refuse_cut_clients
 
 KEY = ("method", "setting", "partition", "seed")
 """Columns that identify the run of a row."""
@@ -166,7 +167,7 @@ def _row(run: RunFolder, rounds: pd.DataFrame, metric: str, view: View, target: 
         "epochs": work_of(run.facts),
         **{"metric": metric, "monitor": run.monitor, "lower_is_better": lower},
         **_views(rounds, metric, view, lower),
-        **_of_clients(run, metric, lower),
+        **_of_clients(run, metric, lower, rounds["round"].iloc[-1] >= run.planned_rounds),
         **_of_unseen(rounds, metric),
         "bytes": rounds["traffic/total_bytes"].iloc[-1],
         "flops": rounds["compute/total_flops"].iloc[-1],
@@ -221,8 +222,10 @@ def _lengths(phases: Sequence[Mapping[str, Any]]) -> str:
     return " + ".join(f"{length} on {phase['phase']}" for length, phase in zip(lengths, phases, strict=True))
 
 
-def _of_clients(run: RunFolder, metric: str, lower: bool) -> dict[str, float]:
-    """Statistics over clients; they are known for the clients' own models after aggregation."""
+def _of_clients(run: RunFolder, metric: str, lower: bool, finished: bool) -> dict[str, float]:
+    """Statistics over clients; they are known for the clients' own models after aggregation. A finished run has its table."""
+    if finished:
+        refuse_cut_clients(run.path)
     path, column = run.path / "clients.csv", f"test/{measure_of(metric)}"
     unknown = dict.fromkeys(("worst_tenth", "pooled", "majority"), math.nan)
     if not path.is_file() or not (metric.startswith("after/test_") and metric.endswith("/mean")):

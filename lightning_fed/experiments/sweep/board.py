@@ -1,6 +1,5 @@
 """TensorBoard for a sweep: for each method the mean over its finished runs as a line, and a band."""
 
-import csv
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -10,7 +9,7 @@ from statistics import mean, stdev
 
 from lightning_fed.experiments.sweep.folder import CellFolder
 from lightning_fed.experiments.sweep.plan import Cell, file_name
-from lightning_fed.experiments.sweep.settings import read_json
+from lightning_fed.experiments.sweep.run_files import read_facts, read_measured
 
 BOARD = "curves"
 """Subfolder of a sweep's folder for ``tensorboard --logdir``."""
@@ -26,7 +25,7 @@ def write_board(folder: Path, cells: Iterable[tuple[Cell, CellFolder]]) -> None:
     curves: dict[tuple[str, str], list[dict[int, float]]] = {}
     for cell, place in cells:
         if place.run is not None:
-            curves.setdefault((cell.setting, cell.method), []).append(curve(place.run))
+            curves.setdefault((cell.setting, cell.method), []).append(curve(place.run, place.remedy))
     for (setting, method), of_runs in curves.items():
         board = folder / BOARD / file_name(setting) / file_name(method)
         before = list(board.glob("events.*"))
@@ -36,11 +35,9 @@ def write_board(folder: Path, cells: Iterable[tuple[Cell, CellFolder]]) -> None:
                 events.unlink()
 
 
-def curve(run: Path) -> dict[int, float]:
-    """The monitored metric on test data by round, where it was evaluated and came to a number."""
-    monitor = read_json(run / "run.json")["monitor"]
-    with (run / "metrics.csv").open(newline="") as file:
-        values = {int(float(row["round"])): float(row[monitor]) for row in csv.DictReader(file) if row.get(monitor)}
+def curve(run: Path, remedy: str) -> dict[int, float]:
+    """The monitored metric on test data by round, where it was evaluated and came to a number. Errors end with the remedy."""
+    values = read_measured(run, read_facts(run, remedy)["monitor"], remedy)
     return {round: value for round, value in values.items() if math.isfinite(value)}
 
 

@@ -11,13 +11,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from lightning_fed.errors import FederationError, require
-from lightning_fed.experiments.sweep.settings import flat, read_json, read_yaml
+from lightning_fed.experiments.sweep.run_files import read_facts, read_settings, refuse_cut_clients
+from lightning_fed.experiments.sweep.settings import read_json
 from lightning_fed.system.disk import write_whole
 from lightning_fed.system.folders import numbered
 from lightning_fed.system.locks import taken
 
 OVER = ("finished", "failed")
 """Statuses of a run that has ended."""
+
+KINDS: dict[str, type | tuple[type, ...]] = {"seconds": (int, float), "rounds": int}
+"""Types of what ``cell.json`` says; the rest is text."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,11 @@ class CellFolder:
         self.log = path / "log.txt"
 
     @property
+    def remedy(self) -> str:
+        """What to do if files of its run are damaged, for the end of an error."""
+        return f"Remove {self.path} to run it again."
+
+    @property
     def _is_readable(self) -> bool:
         """Whether the folder exists and this user may read it; a report names those that may not be read, and leaves them out."""
         return os.access(self.path, os.R_OK | os.X_OK)
@@ -66,10 +75,12 @@ class CellFolder:
         if not self._is_readable or not path.is_file():
             return None
         remedy = " Remove it to run the cell again."
-        content, known = read_json(path, remedy), CellRecord.__dataclass_fields__
-        if "status" not in content:
-            raise FederationError(f"{path} is damaged: it has no status.{remedy}")
-        return CellRecord(**{key: value for key, value in content.items() if key in known})
+        content = read_json(path, remedy)
+        known = {key: value for key, value in content.items() if key in CellRecord.__dataclass_fields__}
+        require("status" in known, f"{path} is damaged: it has no status.{remedy}")
+        for key, value in known.items():
+            require(isinstance(value, KINDS.get(key, str)), f"{path} is damaged: it has {key} = {str(value)[:40]!r}.{remedy}")
+        return CellRecord(**known)
 
     def record(self, result: CellRecord) -> None:
         """Write ``cell.json``."""
@@ -79,7 +90,7 @@ class CellFolder:
         """Record that a finished run is to have more rounds, unless another process is running it, or has done so."""
         with self.locked() as lock:
             result, run = self.result, self.run
-            if lock is not None and result and run and flat(read_yaml(run / "config.yaml"))["federation.rounds"] < rounds:
+            if lock is not None and result and run and read_settings(run, self.remedy)["federation.rounds"] < rounds:
                 self.record(replace(result, status="interrupted", rounds=rounds))
 
     @property
@@ -94,19 +105,19 @@ class CellFolder:
         if self.run is None:
             return 0
         with (self.run / "metrics.csv").open(newline="") as file:
-            return sum(1 for _ in csv.reader(file)) - 1
+            return max(0, sum(1 for _ in csv.reader(file)) - 1)  # an empty file lacks its header, too
 
     def refuse_cut(self) -> None:
-        """Raise :class:`FederationError` if files of a finished run are missing, or have fewer rounds than it."""
+        """Raise :class:`FederationError` if files of a finished run are missing, or have fewer rounds or clients than it."""
         if self.status != "finished" or self.run is None:
             return
-        remedy = f" Remove {self.path} to run it again."
-        require((self.run / "config.yaml").is_file(), f"{self.run} has no config.yaml, which its run wrote.{remedy}")
-        finished = read_json(self.run / "run.json", remedy).get("rounds", 0)
+        require((self.run / "config.yaml").is_file(), f"{self.run} has no config.yaml, which its run wrote. {self.remedy}")
+        finished = read_facts(self.run, self.remedy).get("rounds", 0)
         require(
             self.rounds >= finished,
-            f"{self.run / 'metrics.csv'} has {self.rounds} rounds of a run that finished {finished}: it was cut.{remedy}",
+            f"{self.run / 'metrics.csv'} has {self.rounds} rounds of a run that finished {finished}: it was cut. {self.remedy}",
         )
+        refuse_cut_clients(self.run, self.remedy)
 
     @property
     def last_line(self) -> str:

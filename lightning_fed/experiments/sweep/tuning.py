@@ -1,6 +1,5 @@
 """Tuning: the value of each method that is best on validation data, from the files of its runs."""
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from pathlib import Path
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.folder import OVER, CellFolder
 from lightning_fed.experiments.sweep.plan import VIEWS, Cell, Sweep, number_of
-from lightning_fed.experiments.sweep.settings import read_json
+from lightning_fed.experiments.sweep.run_files import read_facts, read_measured
 
 
 @dataclass(frozen=True)
@@ -79,17 +78,16 @@ def _trial(cell: Cell, folder: CellFolder, at: str) -> Trial:
     if status != "finished" or folder.run is None:
         return Trial(cell, status)
     folder.refuse_cut()
-    facts = read_json(folder.run / "run.json")
-    metric = str(facts["monitor"]).replace("test_", "val_")
-    with (folder.run / "metrics.csv").open(newline="") as file:
-        measured = [float(row[metric]) for row in csv.DictReader(file) if row.get(metric)]
+    facts = read_facts(folder.run, folder.remedy)
+    metric = facts["monitor"].replace("test_", "val_")
+    measured = read_measured(folder.run, metric, folder.remedy).values()
     if not measured:
         raise FederationError(
             f"{folder.run} has no {metric}: values are chosen on validation data, of which clients need some "
             "(data.init_args.val_share)."
         )
     sign = 1 if facts["higher_is_better"] else -1
-    return Trial(cell, status, _score([sign * value for value in measured], at), metric, bool(facts["higher_is_better"]))
+    return Trial(cell, status, _score([sign * value for value in measured], at), metric, facts["higher_is_better"])
 
 
 def _score(measured: Sequence[float], at: str) -> float:

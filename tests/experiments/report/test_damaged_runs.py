@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from written_runs import write_run, write_sweep
+from written_runs import add_facts, write_run, write_sweep
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report import load_clients, load_rounds, load_runs
@@ -28,7 +28,10 @@ WRITTEN: list[tuple[str, bytes | str, str]] = [
     ("clients.csv", "client,test,test/accuracy\n0,10,high\n", "has 'high' in column 'test/accuracy' of row 1"),
     ("clients.csv", "other\n1\n", "has no column 'client'"),
     *(("run.json", text, "does not say what a run writes") for text in ("", "[]", "{}", "null", "NaN", "[" * 100_000, b"\xff")),
-    *(("run.json", json.dumps(FACTS | change), "does not say") for change in ({"monitor": 3}, {"training": [3]}, {"data": []})),
+    *(
+        ("run.json", json.dumps(FACTS | of), "does not say")
+        for of in ({"monitor": 3}, {"training": [3]}, {"data": []}, {"rounds": "x"})
+    ),
     ("run.json", json.dumps(FACTS | {"training": [{"phase": "a", "epochs": "1"}]}), "does not say"),
     *(("config.yaml", text, "config.yaml") for text in ("", "[]", "a: [", b"\xff\xfe\x00", "- " * 3000 + "a", ALIASES)),
     ("config.yaml", "seed_everything: zero\n", "has seed_everything = 'zero', expected int"),
@@ -51,6 +54,23 @@ def test_a_file_that_no_run_has_written_is_refused_by_name(name: str, content: b
     assert not Path("imported").exists()
 
 
+@pytest.mark.parametrize("lines", [0, 2])
+def test_clients_that_are_missing_are_not_left_out_of_the_worst_tenth(lines: int) -> None:
+    run = write_run(Path("runs/version_0"), [0.5])
+    add_facts(run, clients=2)
+    load_runs("runs")
+    table = run / "clients.csv"
+    table.write_text("".join(table.read_text().splitlines(keepends=True)[:lines]))
+    if not lines:
+        table.unlink()
+    with pytest.raises(FederationError, match=rf"clients.csv has {lines // 2} clients of a run with 2: it was cut"):
+        load_runs("runs")
+    cell = CellFolder(Path("runs"))
+    cell.record(CellRecord("finished"))
+    with pytest.raises(FederationError, match=r"it was cut\. Remove runs to run it again"):
+        cell.refuse_cut()
+
+
 @pytest.mark.parametrize("load", [load_rounds, load_clients])
 def test_stacked_tables_are_checked_too(load: Callable[[str], object]) -> None:
     run = write_run(Path("runs/version_0"), [0.5])
@@ -69,7 +89,9 @@ def test_nothing_that_a_configuration_names_is_imported() -> None:
     assert not Path("imported").exists()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "3", '{"seconds": 1}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "3", '{"seconds": 1}', '{"status": "failed", "rounds": "x"}', '{"status": 3}', "[" * 100_000]
+)
 def test_a_cell_that_no_sweep_has_written_is_refused(text: str) -> None:
     Path("cell.json").write_text(text)
     with pytest.raises(FederationError, match=r"cell\.json is damaged.*: .*\. Remove it to run the cell again\.$"):

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from written_runs import FACTS
 
+from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.board import BOARD, LOWER, MEAN, UPPER, write_board
 from lightning_fed.experiments.sweep.folder import CellFolder
 from lightning_fed.experiments.sweep.plan import Cell
@@ -21,7 +23,7 @@ def run(method: str, seed: int, measured: dict[int, float], setting: str = "") -
     place = CellFolder(SWEEP / cell.name)
     folder = place.path / "version_0"
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps({"monitor": "score"}))
+    (folder / "run.json").write_text(json.dumps(FACTS | {"monitor": "score"}))
     with (folder / "metrics.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerows([["round", "score"], *([float(step), measured.get(step, "")] for step in (1, 2, 3))])
@@ -54,3 +56,11 @@ def test_what_was_written_before_is_replaced() -> None:
     write_board(SWEEP, [first, second])
     [events] = (SWEEP / BOARD).rglob("events.*")
     assert curves(events.parent)[MEAN] == {1: 2, 3: 4}
+
+
+@pytest.mark.parametrize(("name", "content"), [("run.json", "{}"), ("metrics.csv", "round,score\n1,high\n")])
+def test_damaged_files_are_named(name: str, content: str) -> None:
+    cell, place = run("A", 0, {1: 1})
+    (place.path / "version_0" / name).write_text(content)
+    with pytest.raises(FederationError, match=rf"{name} .* Remove sweep/A/seed_0 to run it again\."):
+        write_board(SWEEP, [(cell, place)])

@@ -68,6 +68,21 @@ def test_a_trial_that_was_cut_is_not_taken_for_a_worse_one() -> None:
     assert ("", "FedAvg") not in chosen(trials(plan, plan.folder))  # it is run again
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("run.json", "{}", "does not say what a run writes there"),
+        ("metrics.csv", "round,after/val_accuracy/mean\n1,high\n", r"is damaged \(could not convert string to float: 'high'\)"),
+    ],
+)
+def test_a_trial_whose_files_are_damaged_is_refused(name: str, content: str, message: str) -> None:
+    plan = sweep({"FedAvg": {LR: [0.01]}})
+    played("FedAvg/lr=0.01/partition_5_seed_0", [0.5])
+    Path("sweep/FedAvg/lr=0.01/partition_5_seed_0/version_0", name).write_text(content)
+    with pytest.raises(FederationError, match=message + ".* Remove sweep/FedAvg/lr=0.01/partition_5_seed_0 to run it again"):
+        trials(plan, plan.folder)
+
+
 def test_all_seeds_are_played_with_the_value_that_is_best_on_validation_data() -> None:
     plan = sweep({LR: [0.01, 0.03, 0.1]})
     assert inequality(plan) == ""
