@@ -154,8 +154,8 @@ class PhasedModule(L.LightningModule):
             loss = self._loss_of(batch) * (share / total)
             self.manual_backward(loss)
             losses.append(loss.detach())
-        if self.phase.penalty is not None:
-            self.manual_backward(self.phase.penalty())
+        if self.phase.penalty is not None and (penalty := self.phase.penalty()).requires_grad:  # unlike FedHM's of a full network
+            self.manual_backward(penalty)
         return torch.stack(losses).sum()
 
     def _loss_of(self, batch: Any) -> Tensor:

@@ -13,7 +13,7 @@ from tiny_files import write_csv
 
 from lightning_fed.data import CSVFiles
 from lightning_fed.errors import FederationError
-from lightning_fed.methods import FedAvg, FedProto, FedProx
+from lightning_fed.methods import FedAvg, FedHM, FedProto, FedProx
 
 WEIGHTS = torch.tensor([1.0, 5.0, 0.2, 3.0])
 """Of the classes."""
@@ -32,6 +32,8 @@ def trained(batch_size: int, accumulate: int, method: type[FedAvg] = FedAvg, **o
     [
         (FedAvg, {}),
         (FedProx, {"mu": 0.5}),
+        (FedHM, {"ratios": [1.0], "layers": ["fc2"], "decay": 0.1}),  # a full network, whose penalty is constant
+        (FedHM, {"ratios": [0.5], "layers": ["fc2"], "decay": 0.1}),
         (FedAvg, {"gradient_clip": 0.01}),
         (FedAvg, {"loss": torch.nn.CrossEntropyLoss(ignore_index=0)}),  # a mean over what it does not ignore
         (FedAvg, {"loss": torch.nn.CrossEntropyLoss(WEIGHTS)}),  # a weighted mean
