@@ -14,14 +14,22 @@ class RunFacts(FederationCallback):
     """Writes ``run.json``: method, the seeds of the run and of its partition, the checksum of its data and their division among
     clients, their number, whether clients are those of the data whatever the seed, rounds, the column of ``metrics.csv`` with
     the monitored metric, whether larger values of it are better, the metrics of which smaller values are better, the class that
-    is yes in a ``binary`` task, and a client's work in a round: its phases in order, each with its epochs or steps, and the
-    phases of its fine-tuning.
+    is yes in a ``binary`` task, a client's work in a round: its phases in order, each with its epochs or steps, the phases of its
+    fine-tuning; and, when it has ended, that it is finished.
 
     Phases are those of a generic client; if clients differ in model_size, of the largest.
     """
 
     def on_fit_start(self, run: RunView) -> None:
         """Write the file; a continued run replaces it."""
+        self._write(run, {})
+
+    def on_fit_end(self, run: RunView) -> None:
+        """Write the file again, with the final number of rounds."""
+        self._write(run, {"finished": True})
+
+    @staticmethod
+    def _write(run: RunView, state: dict[str, bool]) -> None:
         if run.folder is None:
             return
         model, data = run.model, run.data
@@ -42,14 +50,11 @@ class RunFacts(FederationCallback):
             "training": lengths(model.phases()),
             "fine_tuning": lengths(model.fine_tuning_phases()),
             "fine_tuning_when": model.fine_tuning.when,
+            **state,
         }
         path, aside = run.folder / "run.json", run.folder / ".run.json"  # the same each time: leftovers of a kill are replaced
         write_synced(aside, f"{json.dumps(facts, indent=1)}\n".encode(), becomes=path)
         aside.replace(path)
-
-    def on_fit_end(self, run: RunView) -> None:
-        """Write the file again, with the final number of rounds."""
-        self.on_fit_start(run)
 
 
 def binary_classes(data: FederatedDataModule) -> list[str]:

@@ -59,5 +59,6 @@ def test_headline_and_phases(method: str, options: Any, monitor: str, training: 
         "lower_is_better": list(options.get("metrics", ())),
     }
     when = "last" if fine_tuning else "always"
-    assert facts == played | measured | {"training": training, "fine_tuning": fine_tuning, "fine_tuning_when": when}
+    work = {"training": training, "fine_tuning": fine_tuning, "fine_tuning_when": when}
+    assert facts == played | measured | work | {"finished": True}
     assert monitor in history[-1]

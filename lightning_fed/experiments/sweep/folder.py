@@ -93,6 +93,18 @@ class CellFolder:
             if lock is not None and result and run and read_settings(run, self.remedy)["federation.rounds"] < rounds:
                 self.record(replace(result, status="interrupted", rounds=rounds))
 
+    def record_end(self) -> bool:
+        """Record a run as finished that ended when its sweep had been killed, and return whether it is one. Only of a run without
+        checkpoints (``keep: none``), which would be repeated: others end at once when they are continued.
+        """
+        result, run = self.result, self.run
+        if result is None or result.status != "interrupted" or run is None or not (run / "run.json").is_file():
+            return False
+        if any(run.glob("checkpoints/round_*")) or not read_facts(run, self.remedy).get("finished"):
+            return False
+        self.record(replace(result, status="finished"))
+        return True
+
     @property
     def run(self) -> Path | None:
         """Folder of the newest run that has finished a round."""

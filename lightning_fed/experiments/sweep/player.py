@@ -231,7 +231,7 @@ def attempted(job: CellJob, facts: CellRecord, start: Start) -> Attempt | None:
         return None  # also if it is another user's
     with ExitStack() as holding:
         lock = holding.enter_context(job.folder.locked())
-        if lock is None or job.folder.status == "finished":
+        if lock is None or job.folder.status == "finished" or job.folder.record_end():
             return None
         return Attempt(job, lock, holding, facts, start)
 

@@ -210,6 +210,21 @@ def test_a_cell_that_somebody_else_has_left_is_played_at_the_end(left: str, trie
     assert [len(calls(job)) for job in jobs] == [tries, 1]
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_run_that_outlived_its_sweep_and_left_no_checkpoint_is_not_repeated(ended: bool, checkpoint: bool) -> None:
+    """One with a checkpoint is continued, which ends at once."""
+    cell = job(0)
+    run = cell.folder.path / "version_0"
+    (run / "checkpoints/round_1" if checkpoint else run).mkdir(parents=True)
+    (run / "metrics.csv").write_text("round\n1\n")
+    facts = {"monitor": "loss", "higher_is_better": False, "training": [], "fine_tuning": []}
+    (run / "run.json").write_text(json.dumps(facts | ({"finished": True} if ended else {})))
+    cell.folder.record(FACTS)
+    assert [row["status"] for row in played([cell])] == ["finished"]
+    assert len(calls(cell)) == (0 if ended and not checkpoint else 1)
+
+
 def test_runs_go_on_if_another_cannot_be_started() -> None:
     jobs = [job(0, "waits"), job(1), job(2)]
 
