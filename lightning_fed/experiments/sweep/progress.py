@@ -50,7 +50,7 @@ class SweepProgress:
 
     def ended(self, name: str, result: CellRecord, rounds: int) -> None:
         self._count(rounds)
-        left = f", about {clock(self.left)} left" if self.left else ""
+        left = f", about {clock(self.left)} left" if self.left and self._over < self._runs else ""
         error = f": {result.error}" if result.error else ""
         self._say(f"{name}: {result.status} after {clock(result.seconds)}{error}, {self._over} of {self._runs} runs{left}")
 
