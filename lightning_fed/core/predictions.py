@@ -195,7 +195,9 @@ class PredictionMixin(L.LightningModule):
 
     def _measure(self, metrics: MetricCollection, batch: Any) -> None:
         self.log_dict(metrics, on_step=False, on_epoch=True)
-        if self.task.learned(self.unpack(batch)[1]):  # otherwise all its targets are ignored
+        targets = self.unpack(batch)[1]
+        self.task.check_values(targets)
+        if self.task.learned(targets):  # otherwise all its targets are ignored
             self.update_metrics(metrics, batch)
             if not self._metrics_are_checked:
                 self._check_metrics(metrics)

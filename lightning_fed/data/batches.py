@@ -270,7 +270,7 @@ class SharedTensors(Dataset[Batch]):
         inputs, _ = self[torch.zeros(1, dtype=torch.int64)]
         return tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else None
 
-    def targets(self, indices: Tensor) -> Tensor:
+    def targets(self, indices: Tensor | slice) -> Tensor:
         """The targets of the examples at the given indices."""
         named = self.images.get(TARGETS) if isinstance(self.images, dict) else None
         return (self.labels if named is None else named)[indices]

@@ -136,6 +136,14 @@ class Task(nn.Module, ABC):
         prepared = self.prepared(outputs, targets)
         return self.usual_loss(*prepared) if self.loss is None else self.loss(*prepared)
 
+    def check_values(self, targets: Tensor) -> None:
+        """Refuse targets that are not of this task: losses may take them, but metrics would take them for others. Default: nothing
+        is refused.
+
+        Raises:
+            FederationError: says what was got and what is expected.
+        """
+
     def check_targets(self, outputs: Tensor, targets: Tensor, num_classes: int) -> None:
         """Refuse targets that no prediction can match. Default: nothing is refused."""
 
@@ -229,6 +237,14 @@ class Multiclass(Task):
         outputs, counted = widened(outputs), self._counted(targets)
         return (outputs, targets) if counted.all() else (outputs.movedim(1, -1)[counted], targets[counted])
 
+    def check_values(self, targets: Tensor) -> None:
+        """Refuse soft and one-hot targets, each of whose numbers would be measured as a class."""
+        if targets.is_floating_point():
+            raise FederationError(
+                f"The targets are {targets.dtype} of shape {tuple(targets.shape)}, but classes are expected as whole numbers from "
+                "0: give argmax(1) of one-hot targets; for numbers set the data's problem to 'regression'."
+            )
+
     def check_targets(self, outputs: Tensor, targets: Tensor, num_classes: int) -> None:
         """Refuse targets that are no classes if the loss may ignore them unnoticed: metrics would count them as wrong. PyTorch's
         losses refuse what they do not ignore.
@@ -236,7 +252,7 @@ class Multiclass(Task):
         Raises:
             FederationError: names one.
         """
-        if self.loss is None or setting_of(self.loss, "ignore_index", None) is not None or targets.is_floating_point():
+        if self.loss is None or setting_of(self.loss, "ignore_index", None) is not None:
             return
         classes = max(num_classes, *outputs.shape[1:2])
         wrong = ((targets < 0) | (targets >= classes)) & self._counted(targets)
@@ -271,6 +287,11 @@ class Labels(Task):
 
     def prepared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         return compared(outputs, targets)
+
+    def check_values(self, targets: Tensor) -> None:
+        """Refuse other targets than 0 and 1."""
+        if (found := neither(targets)) is not None:
+            raise FederationError(f"A target is {found:g}, expected 0 or 1 (no or yes), as the task is {self.name!r}.")
 
     def measured(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities, and targets as integers. Ranks need double precision: from a logit of 17 on, single has probability 1."""
@@ -353,6 +374,14 @@ class Survival(Task):
         loss: Tensor = self.partial_likelihood(outputs, targets)
         return loss
 
+    def check_values(self, targets: Tensor) -> None:
+        """Refuse other events than 0 and 1."""
+        if targets.dim() == 2 and (found := neither(targets[:, 0])) is not None:
+            raise FederationError(
+                f"The event of an example is {found:g}, expected 1, or 0 if there was none until the time: the targets are event "
+                "and time, in this order."
+            )
+
     def prepared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Risks ``(B,)``, and the targets unchanged."""
         if outputs.shape[1:] not in ((), (1,)) or targets.shape != (len(outputs), 2):
@@ -361,6 +390,12 @@ class Survival(Task):
                 "example is expected (num_classes 1), and of the targets event (0 or 1) and time."
             )
         return outputs.flatten(), targets
+
+
+def neither(numbers: Tensor) -> float | None:
+    """The first number that is neither 0 nor 1; None if all are."""
+    wrong = (numbers != 0) & (numbers != 1)
+    return float(numbers[wrong][0]) if wrong.any() else None
 
 
 def compared(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

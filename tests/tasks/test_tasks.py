@@ -28,6 +28,7 @@ from tiny import (
 )
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanSquaredError
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 from torchmetrics.wrappers import ClasswiseWrapper
@@ -397,6 +398,33 @@ def test_the_data_say_what_is_predicted_unless_the_module_was_told() -> None:
     said = Diabetes(num_clients=2)
     said.problem = "multilabel"
     assert fit(FedPer(MLP, task="regression"), said, rounds=1).run.metric == "rmse"
+
+
+@pytest.mark.parametrize(
+    ("problem", "targets", "said"),
+    [
+        ("multiclass", torch.eye(OUTPUTS), r"The targets are torch.float32 of shape \(\d+, 3\), but classes are expected as whole"),
+        ("binary", torch.tensor([0.0, 1.0, 0.95]), r"A target is 0.95, expected 0 or 1 \(no or yes\), as the task is 'binary'"),
+        ("multilabel", 2 * torch.eye(OUTPUTS) - 1, r"A target is -1, expected 0 or 1"),
+        ("survival", torch.tensor([[0.0, 1.5], [1.0, 0.0], [2.0, 3.0]]), r"The event of an example is 2, expected 1, or 0 if"),
+    ],
+)
+def test_targets_of_another_task_are_refused(problem: str, targets: Tensor, said: str) -> None:
+    """Losses take them, but accuracy would take soft targets for class 0: refused before the first round, or when data that do not
+    fit into memory are measured.
+    """
+    data = Numbers(problem, num_clients=2)
+    rows, *rest = data.load()
+    assert isinstance(rows, dict)
+    rows[TARGETS] = targets[torch.arange(len(rows[INPUT])) % len(targets)]
+    data.num_classes = 1 if problem in ("binary", "survival") else OUTPUTS
+    data.load = lambda: (rows, *rest)  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(FederationError, match=said):
+        fit(FedAvg(MLP), data)
+    module = FedProto(MLP, data.num_classes) if problem == "multiclass" else FedAvg(MLP, data.num_classes, task=problem)
+    pairs = DataLoader(TensorDataset(rows[INPUT], rows[TARGETS]), batch_size=8)
+    with pytest.raises(FederationError, match=said):
+        new_trainer().test(module, pairs, verbose=False)
 
 
 def test_digit_attributes() -> None:
