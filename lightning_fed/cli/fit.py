@@ -18,9 +18,10 @@ from lightning_fed.cli import OF_FEDERATION
 from lightning_fed.cli.checks import PREFIX, check_config, check_variables
 from lightning_fed.cli.parser import MODE, OF_DUMPS, Parser, refuse_broken_files
 from lightning_fed.cli.refusals import shorten
-from lightning_fed.cli.trainer import REFUSED, build_trainer, settings_of
+from lightning_fed.cli.trainer import build_trainer, settings_of
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule
+from lightning_fed.engines.preflight.trainer_options import REFUSED
 from lightning_fed.engines.silence import quiet_lightning
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError

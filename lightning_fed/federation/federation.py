@@ -35,6 +35,7 @@ from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.compression import NONE, Compression
 from lightning_fed.engines.malloc import retained_memory
 from lightning_fed.engines.preflight.one_process import refuse_other_ranks
+from lightning_fed.engines.preflight.trainer_options import refuse_options
 from lightning_fed.engines.silence import no_second_traceback, quiet_lightning, torch_threads
 from lightning_fed.engines.turn_loop import TrainerFactory, in_one_process
 from lightning_fed.errors import FederationError
@@ -124,7 +125,7 @@ class Federation:
         callbacks: additional callbacks; see :class:`.FederationCallback`.
         engine: runs the turns. None: in this process, :class:`lightning_fed.engines.InProcess`.
         trainer: builds each client's Trainer. None: Lightning's defaults on one device. The command line builds it from the
-            ``trainer`` block.
+            ``trainer`` block. Options of a ``partial(L.Trainer, …)`` that would have no effect are refused.
     """
 
     def __init__(
@@ -169,6 +170,8 @@ class Federation:
             )
         if isinstance(trainer, L.Trainer):
             raise FederationError("trainer is a Trainer, but each client needs new ones: pass partial(L.Trainer, devices=1, …).")
+        if isinstance(trainer, partial) and trainer.func is L.Trainer:
+            refuse_options(trainer.keywords)
         always = [MetricsTable(), RunFacts(), Hyperparameters(), TensorBoardPage(), TensorBoardFigures(), AdapterRanks()]
         shown = [StartLine(), ProgressBar() if sys.stdout.isatty() else RoundLines(), Summary()] if progress else []
         self.settings = RunSettings(

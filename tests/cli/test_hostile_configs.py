@@ -16,8 +16,9 @@ import lightning_fed.data
 from lightning_fed.__main__ import main
 from lightning_fed.cli.dry_run import check_start, read
 from lightning_fed.cli.refusals import known
-from lightning_fed.cli.trainer import REFUSED, settings_of
+from lightning_fed.cli.trainer import settings_of
 from lightning_fed.data import FederatedDataModule, TableData
+from lightning_fed.engines.preflight.trainer_options import REFUSED
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg
 

@@ -9,7 +9,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.profilers import SimpleProfiler
@@ -18,6 +18,7 @@ from tiny import CLASSES, Net, new_data, new_federation
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
+from lightning_fed.engines.preflight.trainer_options import NOT_NOTHING, REFUSED
 from lightning_fed.engines.turn_loop import QUIET, Trainers, take_back
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg
@@ -294,9 +295,28 @@ def test_a_trainer_starts_under_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
 )
 def test_what_would_change_the_course_of_a_turn_is_refused(options: dict[str, Any], why: str) -> None:
-    """Also in Python, where one callback would average over all clients, or lose patience with them."""
+    """Of Trainers that a function builds: one callback would average over all clients, or lose patience with them."""
+
+    def built(**others: Any) -> L.Trainer:
+        return new_trainer(**options, **others)
+
     with pytest.raises(FederationError, match=re.escape(why)):
-        new_federation(1, trainer=partial(new_trainer, **options)).fit(FedAvg(Net, CLASSES), new_data(2, 40))
+        new_federation(1, trainer=built).fit(FedAvg(Net, CLASSES), new_data(2, 40))
+
+
+@pytest.mark.parametrize("option", [*REFUSED, *NOT_NOTHING])
+def test_options_without_effect_are_refused_in_python_too(option: str) -> None:
+    with pytest.raises(FederationError, match=rf"^trainer\.{option} is (set|0), but "):
+        new_federation(1, trainer=partial(new_trainer, **{option: 0 if option in NOT_NOTHING else "anything"}))
+
+
+def test_callbacks_are_refused_before_lightning_refuses_them_for_an_option_that_nobody_has_set() -> None:
+    with pytest.raises(FederationError, match=r"trainer\.callbacks has ModelCheckpoint, but the federation writes checkpoints"):
+        new_federation(1, trainer=partial(new_trainer, callbacks=[ModelCheckpoint()]))
+
+
+def test_options_that_every_client_has_are_not_refused() -> None:
+    new_federation(1, trainer=partial(new_trainer, **QUIET, max_epochs=None, use_distributed_sampler=True))
 
 
 def test_a_dry_run_takes_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
