@@ -21,6 +21,7 @@ from lightning_fed.nn.factorize import (
     layer_weights,
     rank_of,
     recover,
+    require_own_tensors,
     require_plain_weight,
     unroll,
 )
@@ -132,6 +133,7 @@ class FedHM(SizedModule):
         learning = [name for name in layers if name not in frozen]
         for name in learning:
             require_plain_weight(self.backbone, known[name], "factorize")
+            require_own_tensors(self.backbone, name, "factorize")
         return learning
 
     def continued_names(self) -> set[str]:

@@ -13,10 +13,10 @@ from torch import nn
 from lightning_fed.errors import FederationError
 from lightning_fed.models.adapters import COMMON, adapted_layers, inside
 from lightning_fed.models.backbone import Backbone
-from lightning_fed.models.factory import NETWORK
+from lightning_fed.models.factory import NETWORK, name_of
 from lightning_fed.models.transformer import Transformer
 from lightning_fed.nn.learn_in_float32 import learn_in_float32
-from lightning_fed.tensors import State
+from lightning_fed.tensors import State, second_names
 
 Network = Backbone | Transformer
 
@@ -92,11 +92,25 @@ def save_merged(folder: Path, network: Network, clean: Network, weights: State) 
         network: with adapters.
         clean: see :func:`save_adapter`.
         weights: of the adapted layers, with the adapters' products added, by name of the layer.
+
+    Raises:
+        FederationError: if an adapted layer has a weight that another layer has, too, which is adapted otherwise or not at all.
     """
     base, own = inside(clean), inside(network).state_dict()
     learned = {name for name, parameter in base.named_parameters() if parameter.requires_grad}
     learned |= {name for name in base.state_dict() if name.rpartition(".")[0] in {path.rpartition(".")[0] for path in learned}}
-    merged = {f"{path.removeprefix(NETWORK)}.weight": weight for path, weight in weights.items()}
+    firsts = {layer: path for path, layer in adapted_layers(network).items()}
+    merged = {  # a repeated layer has several names
+        f"{path.removeprefix(NETWORK)}.weight": weights[firsts[layer]]
+        for path, layer in network.named_modules(remove_duplicate=False)
+        if layer in firsts
+    }
+    for name, first in second_names(base).items():
+        if merged.get(name) is not merged.get(first):
+            raise FederationError(
+                f"{first} and {name} of {name_of(network)} are one weight, which adapters would make two: export the adapter, "
+                "without merged, or adapt other layers."
+            )
     state = {
         name: merged.get(name, own[name] if name in learned else tensor).detach().cpu().contiguous()
         for name, tensor in base.state_dict().items()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fed.errors import FederationError
+from lightning_fed.tensors import second_names
 
 
 class Spectrum(NamedTuple):
@@ -120,6 +121,27 @@ def require_plain_weight(network: nn.Module, layer: nn.Module, purpose: str, wei
             f"The {weight} of layer {name!r} is computed from other tensors, as by a spectral norm, expected a parameter to "
             f"{purpose}: make it one with torch.nn.utils.parametrize.remove_parametrizations, or choose another layer or method."
         )
+
+
+def require_own_tensors(network: nn.Module, layer: str, purpose: str) -> None:
+    """Refuse a layer of which a tensor has another name in the network, as a tied weight or as a part of a repeated layer.
+
+    Args:
+        network: what the layer is in.
+        layer: name of one of its layers.
+        purpose: see :func:`require_plain_weight`.
+
+    Raises:
+        FederationError: names the other layer.
+    """
+    for second, first in second_names(network).items():
+        for name, other in ((second, first), (first, second)):
+            path, _, tensor = name.rpartition(".")
+            if path == layer:
+                raise FederationError(
+                    f"Layer {layer!r} shares its {tensor} with {other.rpartition('.')[0]!r}, expected one of its own to {purpose}: "
+                    "name only layers with tensors of their own in layers, or choose another method."
+                )
 
 
 def unroll(weight: Tensor) -> Tensor:

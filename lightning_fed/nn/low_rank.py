@@ -208,7 +208,8 @@ def decompose(
     """Decompose every trainable convolutional, linear and attention weight of ``module``, or of some layers, in place.
 
     The module's own weights become the full-rank part and keep their values and their random stream: the factors are drawn after
-    them. Biases, norms, embeddings and frozen weights do not change.
+    them. Biases, norms, embeddings and frozen weights do not change. A tied weight has one low-rank part: it is decomposed in every
+    layer that has it, also in an embedding or in a layer that is not among ``layers``.
 
     Args:
         module: any network; its layers stay the objects they are.
@@ -233,15 +234,21 @@ def decompose(
                 )
         wanted = {part for found in named.values() for layer in found for part in layer.modules()}
         chosen = [layer for layer in chosen if layer in wanted]
+    holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}  # a tied weight has several
+    for part in known.values():
+        for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
+            holders.setdefault(parameter, []).append((part, name))
+    weights: dict[nn.Parameter, tuple[nn.Module, str]] = {}
     for layer in chosen:
-        for name in decomposable(layer):
-            require_plain_weight(module, layer, "decompose", name)
-    for layer in chosen:
-        ratio = conv_ratio if isinstance(layer, nn.Conv2d) else linear_ratio
         for name, weight in decomposable(layer).items():
-            delta = PackedLowRankDelta if name == "in_proj_weight" else LowRankDelta
-            layer.__class__ = DECOMPOSED.get(type(layer), type(layer))
-            parametrize.register_parametrization(layer, name, delta(weight, ratio, variant))
+            require_plain_weight(module, layer, "decompose", name)
+            weights.setdefault(weight, (layer, name))
+    for weight, (layer, name) in weights.items():
+        ratio = conv_ratio if isinstance(layer, nn.Conv2d) else linear_ratio
+        delta = (PackedLowRankDelta if name == "in_proj_weight" else LowRankDelta)(weight, ratio, variant)
+        for holder, own in holders[weight]:
+            holder.__class__ = DECOMPOSED.get(type(holder), type(holder))
+            parametrize.register_parametrization(holder, own, delta)
 
 
 DECOMPOSED: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: DecomposedLinear, nn.Conv2d: DecomposedConv2d}

@@ -21,6 +21,8 @@ from lightning_fed.methods import (
     FedBN,
     FedDecomp,
     FedDyn,
+    FedHM,
+    FedHMDelta,
     FedKD,
     FedNova,
     FedPer,
@@ -153,3 +155,29 @@ def test_layers_with_a_second_name_learn_as_with_one(method: Any, options: dict[
 
 def test_static_statistics_are_gathered_under_every_name() -> None:
     assert {name.partition(".")[0] for name in running_statistics(Twice())} == {"block", "again"}
+
+
+@pytest.mark.parametrize("network", [Tied, Twice])
+def test_what_feddecomp_exports_predicts_the_same_in_the_user_s_network(network: Any) -> None:
+    """Its layers have one weight, and had low-rank parts of their own."""
+    module = fit(FedDecomp(network, CLASSES, optimizer=sgd), new_data(2, 60), rounds=2).client_module(0).eval()
+    loaded, x = network(CLASSES).eval(), torch.randn(5, 3, 4, 4)
+    loaded.load_state_dict({name.removeprefix("backbone."): tensor for name, tensor in module.export_state().items()})
+    with torch.no_grad():
+        assert torch.equal(loaded(x), module(x))
+
+
+@pytest.mark.parametrize(
+    ("network", "layers", "said"),
+    [
+        (Tied, ["fc1", "fc2"], "Layer 'fc2' shares its weight with 'head', expected one of its own to factorize: name only"),
+        (Tied, ["head"], "Layer 'head' shares its weight with 'fc2', expected one of its own to factorize: name only"),
+        (Twice, ["block.0"], "Layer 'block.0' shares its weight with 'again.0', expected one of its own to factorize: name only"),
+    ],
+)
+@pytest.mark.parametrize("method", [FedHM, FedHMDelta])
+def test_a_layer_that_is_tied_or_repeated_is_not_factorized(method: Any, network: Any, layers: list[str], said: str) -> None:
+    data = new_data(2, 60)
+    with pytest.raises(FederationError, match=said):
+        fit(method(network, CLASSES, ratios=[1.0, 0.5], layers=layers), data)
+    fit(method(network, CLASSES, ratios=[1.0, 0.5], layers=["fc1"]), data, rounds=1)

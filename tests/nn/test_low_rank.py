@@ -102,6 +102,20 @@ def test_some_layers_are_decomposed_and_the_others_are_as_they_were() -> None:
         decompose(TextTransformer(4, vocab_size=50, max_length=8, width=16), 0.5, 0.5, layers=["head", "norm*"])
 
 
+@pytest.mark.parametrize("layers", [None, ["1"], ["2"]], ids=str)
+def test_a_tied_weight_has_one_low_rank_part_in_all_layers_that_have_it(layers: list[str] | None) -> None:
+    model = nn.Sequential(nn.Embedding(6, 6), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 5))
+    model[0].weight = model[1].weight = model[2].weight
+    decompose(model, 0.5, 0.5, layers=layers)
+    assert len(factors(model)) == 2 * (2 if layers is None else 1)
+    nn.init.normal_(factors(model)[0])
+    assert torch.equal(model[0].weight, model[1].weight)
+    assert torch.equal(model[0].weight, model[2].weight)
+    assert not torch.equal(model[0].weight, model[0].parametrizations.weight.original)
+    model(torch.arange(6)).sum().backward()
+    assert all(p.grad is not None for p in factors(model))
+
+
 @pytest.mark.parametrize("variant", ["paper", "official"])
 @pytest.mark.parametrize("shape", [(6, 10), (10, 6), (8, 5, 3, 3), (5, 8, 3, 3), (4, 6, 1, 1)])
 def test_rank_is_bounded_under_the_inverse_reshape(shape: tuple[int, ...], variant: str) -> None:

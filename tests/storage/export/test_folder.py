@@ -29,6 +29,7 @@ from tiny import (
     tiny_transformer,
     tiny_vit,
 )
+from tiny_chats import TINY_MODELS
 from tiny_texts import save_tokenizer
 from torch import nn
 
@@ -37,9 +38,9 @@ from lightning_fed.__main__ import main
 from lightning_fed.data import ByColumn, Digits, InMemory
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.methods import FedAvg
+from lightning_fed.methods import FedAvg, FedDecomp
 from lightning_fed.methods.pfedlora import build_adapter
-from lightning_fed.models import CNN5, Adapters, TransformerClassifier, VisionTransformer, Wrapped
+from lightning_fed.models import CNN5, Adapters, CausalLM, TransformerClassifier, VisionTransformer, Wrapped
 from lightning_fed.models.adapters import inside
 from lightning_fed.nn.low_rank import factors
 from lightning_fed.storage.export import folder
@@ -395,6 +396,57 @@ def test_tied_weights_are_merged_under_both_names() -> None:
     fit_and_export("FedAvg", new_data(3), None, merged=True, backbone=Tied(), adapters=Adapters(r=2, target_modules=["fc1"]))
     merged = load_file("exported/model.safetensors")
     assert torch.equal(merged["fc1.bias"], merged["fc2.bias"])
+
+
+class OneWeight(Net):
+    """Two of its layers have one weight, and a third has two names."""
+
+    def __init__(self, num_classes: int = CLASSES) -> None:
+        super().__init__(num_classes, hidden=6)
+        self.other = nn.Linear(6, 6)
+        self.other.weight = self.fc2.weight
+        self.block = self.again = nn.Sequential(nn.Linear(6, 6))
+
+    def encode(self, x: torch.Tensor, cut: str = "features") -> torch.Tensor:
+        return self.again(self.block(self.other(super().encode(x))))
+
+
+@pytest.mark.parametrize("targets", [["fc2", "other"], ["fc2"], ["other"]], ids=str)
+def test_a_weight_that_two_layers_have_is_not_merged_with_the_adapter_of_one(targets: list[str]) -> None:
+    """Either layer's name would load the weight of the other one."""
+    data, options = new_data(3), {"backbone": OneWeight(), "adapters": Adapters(r=2, target_modules=targets)}
+    fit_and_export("FedAvg", data, **options)
+    with pytest.raises(FederationError, match=r"^fc2.weight and other.weight of OneWeight are one weight, which adapters would"):
+        new_federation(1, "runs").export(new_method("FedAvg", **options), data, "merged", merged=True)
+    assert not Path("merged").exists()
+
+
+def test_a_repeated_layer_is_merged_under_both_names() -> None:
+    pretrained = OneWeight()
+    options = {"backbone": pretrained, "adapters": Adapters(r=2, target_modules=["block.0", "fc1"])}
+    module = fit_and_export("FedAvg", merged=True, **options).run.server_module().eval()
+    loaded, x = copy.deepcopy(pretrained).eval(), torch.randn(5, 3, 4, 4)
+    loaded.load_state_dict(load_file("exported/model.safetensors"))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(x), module(x))
+        assert not torch.allclose(loaded(x), pretrained.eval()(x), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "config", [TINY_MODELS["gpt2"], TINY_MODELS["llama"] | {"tie_word_embeddings": True}], ids=["gpt2", "llama"]
+)
+def test_a_language_model_that_feddecomp_has_trained_is_tied_as_before(config: dict[str, Any]) -> None:
+    module = FedDecomp(partial(CausalLM, config=config), 1)
+    module.configure_model()
+    with torch.no_grad():
+        for factor in factors(module):
+            factor.normal_(std=0.3)
+    write_safetensors(Path("exported"), module.eval())
+    loaded = transformers.AutoModelForCausalLM.from_pretrained("exported").eval()
+    assert loaded.lm_head.weight is loaded.get_input_embeddings().weight
+    with torch.no_grad():
+        ids = torch.randint(0, 20, (2, 7))
+        torch.testing.assert_close(loaded(ids).logits, module.backbone.network(ids).logits)
 
 
 @pytest.mark.parametrize("backbone", [tiny_vit, torchvision.models.shufflenet_v2_x0_5, Tied])
