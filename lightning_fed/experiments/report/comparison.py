@@ -1,6 +1,7 @@
 """Comparisons: the finished runs of a setting, and what a report shows of them."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -134,13 +135,14 @@ class Comparison:
         return not self.runs["partition"].equals(self.runs["seed"])
 
 
-def comparisons(runs: pd.DataFrame, options: ReportOptions) -> list[Comparison]:
+def comparisons(runs: pd.DataFrame, options: ReportOptions, of_sweeps: Collection[str] = ()) -> list[Comparison]:
     """A comparison per setting.
 
     Args:
         runs: as returned by :func:`.load_runs`, or its CSV file. Unfinished runs are left out.
         options: what to show. Without a baseline, or where it has no finished run: local training (``Standalone``) if it is there,
             else the first method.
+        of_sweeps: methods of sweeps, which are known even if no run of theirs has finished a round.
 
     Raises:
         FederationError: if the baseline or a reference of ``between`` does not exist, no run is finished, or the runs were loaded
@@ -148,7 +150,7 @@ def comparisons(runs: pd.DataFrame, options: ReportOptions) -> list[Comparison]:
     """
     methods = list(runs["method"].unique())
     for name, role in ((options.baseline, "to be the baseline"), *((name, "to leave a gap") for name in options.between or ())):
-        if name is not None and name not in methods:
+        if name is not None and name not in (*methods, *of_sweeps):
             raise FederationError(f"There is no method {name!r} {role}; there are {', '.join(methods)}.")
     finished = runs[runs["rounds"] >= runs["planned"]]
     if finished.empty:

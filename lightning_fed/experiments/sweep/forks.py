@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -23,6 +23,7 @@ from typing import Any, NoReturn, Self
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.processes import environment
 from lightning_fed.system.children import safe_path
+from lightning_fed.system.disk import in_one_line, naming
 from lightning_fed.system.locks import taken
 from lightning_fed.system.signals import without_preemption
 
@@ -91,15 +92,17 @@ class ForkServer:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._names.close()
+        with suppress(OSError):  # of a full disk: it was raised when names were written
+            self._names.close()
 
     def name_libraries(self) -> None:
         """Tell the server which libraries this process has imported, so that it imports them, too."""
         libraries = [name for name in sys.modules if name.partition(".")[0] in LIBRARIES and name not in self._named]
         self._named |= dict.fromkeys(libraries)
         if self._names is not None:
-            self._names.writelines(f"{name}\n" for name in libraries)
-            self._names.flush()
+            with in_one_line(lambda: "Make room, or set TMPDIR to another folder.", path := Path(self._names.name)), naming(path):
+                self._names.writelines(f"{name}\n" for name in libraries)
+                self._names.flush()
 
     def __call__(self, args: Sequence[str], log: Path, lock: int, variables: Mapping[str, str]) -> "Fork":
         """Start a fork, see :class:`.Start`.
@@ -128,6 +131,7 @@ class ForkServer:
         before = dict(os.environ)
         os.environ.update(environment(self._threads) | variables)
         try:
+            resource_tracker.ensure_running()  # the server starts it otherwise, which would unblock Ctrl-C
             with without_preemption(signal.SIGINT):
                 yield
         finally:

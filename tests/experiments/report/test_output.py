@@ -60,6 +60,15 @@ def test_a_folder_with_all_that_there_is_to_see(sweep: Path) -> None:
     assert {path.name for path in Path("out").iterdir()} == drawn | tables
 
 
+def test_a_report_of_a_sweep_whose_baseline_has_not_begun() -> None:
+    """It is on its way."""
+    report = {"baseline": "FedPer", "between": ["Standalone", "FedPer"]}
+    [table, *_] = report_on([write_sweep(Path("sweep"), VALUES | {"FedPer": []}, report=report)]).tables
+    assert "last, minus Standalone" in table.columns
+    assert "No run of FedPer is finished here." in table.notes
+    assert {row[0].text: row[-1].text for row in table.rows if row[0].text in VALUES} == dict.fromkeys(VALUES, "no gap")
+
+
 def test_the_page_says_who_is_first_and_what_was_played(sweep: Path) -> None:
     for run in sweep.rglob("metrics.csv"):
         os.utime(run, (1_700_000_000, 1_700_000_000))  # 14 November 2023

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -379,6 +379,27 @@ def test_a_fork_server_that_starts_early_is_told_what_is_imported_meanwhile() ->
     assert {name.partition(".")[0] for name in names} == {"csv", "json"}
     assert len(names) == len(set(names))
     assert forking.NAMES not in os.environ
+
+
+def test_ctrl_c_does_not_reach_the_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it needs multiprocessing's resource tracker started, after which that unblocks the signal."""
+    Path("nothing.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    tracker = resource_tracker.ResourceTracker()
+    monkeypatch.setattr(resource_tracker, "_resource_tracker", tracker)
+    for name in ("ensure_running", "getfd"):
+        monkeypatch.setattr(resource_tracker, name, getattr(tracker, name))
+    with ForkServer(3) as start:
+        assert [row["status"] for row in played([job(0)], 1, start)] == ["finished"]
+    tracker._stop()
+
+
+def test_a_full_temporary_folder_is_one_line() -> None:
+    forking.LIBRARIES.add("csv")
+    start = ForkServer(3)
+    start._names = Path("/dev/full").open("w")  # noqa: SIM115 - its end closes it
+    with pytest.raises(FederationError, match=r"No space left on device\. Make room, or set TMPDIR to another folder\."):
+        start.name_libraries()
+    start.__exit__()
 
 
 def test_a_fork_of_a_program_that_is_imported_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
