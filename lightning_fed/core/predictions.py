@@ -162,6 +162,13 @@ class PredictionMixin(L.LightningModule):
         """Whether larger values of the monitored metric are better."""
         return self.task.higher_is_better(self.monitor, self.test_metrics, self._measured_network)
 
+    def check_values(self, targets: Tensor) -> None:
+        """Refuse targets that the task's metrics would take for others, see :meth:`.Task.check_values`. A module that measures
+        something else may have any.
+        """
+        if self.task.measures.keys() & set(self.test_metrics.keys(keep_base=True)):
+            self.task.check_values(targets)
+
     def inspect(self) -> dict[str, float]:
         """Additional results of a client's model, by name, collected when the client is evaluated. Default: none."""
         return {}
@@ -196,7 +203,7 @@ class PredictionMixin(L.LightningModule):
     def _measure(self, metrics: MetricCollection, batch: Any) -> None:
         self.log_dict(metrics, on_step=False, on_epoch=True)
         targets = self.unpack(batch)[1]
-        self.task.check_values(targets)
+        self.check_values(targets)
         if self.task.learned(targets):  # otherwise all its targets are ignored
             self.update_metrics(metrics, batch)
             if not self._metrics_are_checked:

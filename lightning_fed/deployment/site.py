@@ -136,7 +136,7 @@ class Site:
         self._worker = spec.worker()
         self._frozen = frozen_checksum(self._worker.template)
         refuse_unknown_tokens(self._worker.template, spec.data.client(client))
-        self._worker.template.task.check_values(spec.data.client(client).data.targets(slice(None)))
+        self._worker.template.check_values(spec.data.client(client).data.targets(slice(None)))
         assert isinstance(spec.data, OneClient)
         refuse_mixed_tokens(self._worker.template, spec.data.given)
         check_generation(self._worker.template, spec.data.given)

@@ -128,7 +128,7 @@ class Run:
         if settings.aggregation is not None:
             aggregate_robustly(self.server, model, settings.aggregation, self.cohort_size)
         if data.at_hand:
-            model.task.check_values(data.pooled().data.targets(slice(None)))
+            model.check_values(data.pooled().data.targets(slice(None)))
             check_generation(model, data)
             if not reading:
                 refuse_long_prompts(model, self._measured(), self._trainer_settings["trainer.limit_val_batches"] != 0)

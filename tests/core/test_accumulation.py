@@ -117,8 +117,12 @@ def test_what_a_trainer_would_do_to_gradients_is_an_option_of_the_module(option:
     )
     with pytest.raises(FederationError, match=rf"FedAvg calls the optimizer itself: pass {remedy} to the module instead"):
         trainer.fit(FedAvg(Net, CLASSES), datamodule=new_data().client(0))
+
+    def built(**others: Any) -> L.Trainer:
+        return new_trainer(**option, **others)
+
     with pytest.raises(FederationError, match=f"pass {remedy} to the module instead"):
-        new_federation(1, trainer=partial(new_trainer, **option)).fit(FedAvg(Net, CLASSES), new_data())
+        new_federation(1, trainer=built).fit(FedAvg(Net, CLASSES), new_data())
 
 
 def test_batches_to_overfit_are_refused_with_a_clients_data_and_all_clients() -> None:
