@@ -22,14 +22,14 @@ class RunFacts(FederationCallback):
 
     def on_fit_start(self, run: RunView) -> None:
         """Write the file; a continued run replaces it."""
-        self._write(run, {})
+        self._write(run)
 
     def on_fit_end(self, run: RunView) -> None:
         """Write the file again, with the final number of rounds."""
-        self._write(run, {"finished": True})
+        self._write(run, finished=True)
 
     @staticmethod
-    def _write(run: RunView, state: dict[str, bool]) -> None:
+    def _write(run: RunView, finished: bool = False) -> None:
         if run.folder is None:
             return
         model, data = run.model, run.data
@@ -50,7 +50,7 @@ class RunFacts(FederationCallback):
             "training": lengths(model.phases()),
             "fine_tuning": lengths(model.fine_tuning_phases()),
             "fine_tuning_when": model.fine_tuning.when,
-            **state,
+            **({"finished": True} if finished else {}),
         }
         path, aside = run.folder / "run.json", run.folder / ".run.json"  # the same each time: leftovers of a kill are replaced
         write_synced(aside, f"{json.dumps(facts, indent=1)}\n".encode(), becomes=path)

@@ -22,6 +22,7 @@ from lightning_fed.engines.preflight.generated_answers import check_generation, 
 from lightning_fed.engines.preflight.mixed_tokens import refuse_mixed_tokens
 from lightning_fed.engines.preflight.shape_mismatch import refuse_unknown_tokens
 from lightning_fed.engines.preflight.single_examples import refuse_single_examples
+from lightning_fed.engines.preflight.wrong_targets import refuse_wrong_targets
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.formatting import escaped
@@ -136,7 +137,7 @@ class Site:
         self._worker = spec.worker()
         self._frozen = frozen_checksum(self._worker.template)
         refuse_unknown_tokens(self._worker.template, spec.data.client(client))
-        self._worker.template.check_values(spec.data.client(client).data.targets(slice(None)))
+        refuse_wrong_targets(self._worker.template, spec.data.client(client))
         assert isinstance(spec.data, OneClient)
         refuse_mixed_tokens(self._worker.template, spec.data.given)
         check_generation(self._worker.template, spec.data.given)

@@ -37,7 +37,7 @@ from lightning_fed.engines.malloc import retained_memory
 from lightning_fed.engines.preflight.one_process import refuse_other_ranks
 from lightning_fed.engines.preflight.trainer_options import refuse_options
 from lightning_fed.engines.silence import no_second_traceback, quiet_lightning, torch_threads
-from lightning_fed.engines.turn_loop import TrainerFactory, in_one_process
+from lightning_fed.engines.turn_loop import QUIET, TrainerFactory, in_one_process
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.attacks import Attack
 from lightning_fed.federation.exclusive import only_run
@@ -171,7 +171,7 @@ class Federation:
         if isinstance(trainer, L.Trainer):
             raise FederationError("trainer is a Trainer, but each client needs new ones: pass partial(L.Trainer, devices=1, …).")
         if isinstance(trainer, partial) and trainer.func is L.Trainer:
-            refuse_options(trainer.keywords)
+            refuse_options(trainer.keywords, QUIET)
         always = [MetricsTable(), RunFacts(), Hyperparameters(), TensorBoardPage(), TensorBoardFigures(), AdapterRanks()]
         shown = [StartLine(), ProgressBar() if sys.stdout.isatty() else RoundLines(), Summary()] if progress else []
         self.settings = RunSettings(

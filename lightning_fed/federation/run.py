@@ -27,6 +27,7 @@ from lightning_fed.engines.preflight.generated_answers import check_generation, 
 from lightning_fed.engines.preflight.mixed_tokens import refuse_mixed_tokens
 from lightning_fed.engines.preflight.shape_mismatch import refuse_unknown_tokens
 from lightning_fed.engines.preflight.single_examples import refuse_single_examples
+from lightning_fed.engines.preflight.wrong_targets import refuse_wrong_targets
 from lightning_fed.engines.silence import torch_threads
 from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.engines.worker_spec import WorkerSpec
@@ -128,9 +129,9 @@ class Run:
         if settings.aggregation is not None:
             aggregate_robustly(self.server, model, settings.aggregation, self.cohort_size)
         if data.at_hand:
-            model.check_values(data.pooled().data.targets(slice(None)))
             check_generation(model, data)
             if not reading:
+                refuse_wrong_targets(model, data.pooled())
                 refuse_long_prompts(model, self._measured(), self._trainer_settings["trainer.limit_val_batches"] != 0)
             refuse_single_examples(model, data, who.trained_on, self.seed)
         self.method, self.metric = type(model).__name__, model.monitor

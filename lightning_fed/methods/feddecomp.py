@@ -34,8 +34,8 @@ class FedDecomp(FederatedModule):
     r"""Every weight is :math:`\sigma + \tau_i`, a shared full-rank part plus a private low-rank part, trained alternately.
 
     Convolutional, linear and attention weights of any network are decomposed (see :func:`lightning_fed.nn.decompose`); biases,
-    norms and embeddings belong to :math:`\sigma`. A frozen weight has no :math:`\tau_i`, a tied one has one in every layer that has
-    it. A round of a client (Algorithm 1):
+    norms and embeddings belong to :math:`\sigma`. A frozen weight has no :math:`\tau_i`, a tied one a single one, which all its
+    layers share. A round of a client (Algorithm 1):
 
     1. Load the server's :math:`\sigma`.
     2. Train :math:`\tau_i` for ``lora_epochs`` epochs with :math:`\sigma` frozen: it absorbs the client-specific knowledge.

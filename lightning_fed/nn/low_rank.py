@@ -247,7 +247,8 @@ def decompose(
         ratio = conv_ratio if isinstance(layer, nn.Conv2d) else linear_ratio
         delta = (PackedLowRankDelta if name == "in_proj_weight" else LowRankDelta)(weight, ratio, variant)
         for holder, own in holders[weight]:
-            holder.__class__ = DECOMPOSED.get(type(holder), type(holder))
+            if isinstance(delta, LowRankDelta):
+                holder.__class__ = DECOMPOSED.get(type(holder), type(holder))
             parametrize.register_parametrization(holder, own, delta)
 
 

@@ -106,6 +106,12 @@ def test_options_without_effect_are_refused_and_say_what_to_do(option: str) -> N
         settings_of({option: "anything"})
 
 
+@pytest.mark.parametrize("option", ["max_epochs", "max_steps", "max_time", "accumulate_grad_batches", "num_sanity_val_steps"])
+def test_nothing_is_an_option_without_effect_too(option: str) -> None:
+    with pytest.raises(FederationError, match=rf"^trainer\.{option} is set, but "):
+        settings_of({option: 0})
+
+
 @pytest.mark.parametrize(
     "name",
     ["RichProgressBar", "TQDMProgressBar", "RichModelSummary", "DeviceStatsMonitor", "WeightAveraging", "BatchSizeFinder"],

@@ -37,6 +37,7 @@ import lightning_fed.methods
 from lightning_fed.callbacks.progress import summary_table
 from lightning_fed.data import ClassesPerClient, Diabetes, DigitAttributes, InMemory
 from lightning_fed.data.batches import INPUT, TARGETS
+from lightning_fed.data.lazy import LazyInputs
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedHM, FedPer, FedProto, FedRoD, HeteroFL, PFedLoRA
@@ -425,6 +426,27 @@ def test_targets_of_another_task_are_refused(problem: str, targets: Tensor, said
     pairs = DataLoader(TensorDataset(rows[INPUT], rows[TARGETS]), batch_size=8)
     with pytest.raises(FederationError, match=said):
         new_trainer().test(module, pairs, verbose=False)
+
+
+def test_the_labels_of_data_that_are_read_on_demand_are_not_taken_for_their_targets() -> None:
+    class OnDemand(LazyInputs):
+        def __init__(self, rows: dict[str, Tensor]) -> None:
+            self.rows = rows
+
+        def __len__(self) -> int:
+            return len(self.rows[INPUT])
+
+        def read(self, rows: Tensor) -> dict[str, Tensor]:
+            return {name: tensor[rows] for name, tensor in self.rows.items()}
+
+    data = Numbers("multilabel", num_clients=2)
+    rows, labels, nothing, none = data.load()
+    assert isinstance(rows, dict)
+    assert isinstance(nothing, dict)
+    assert labels.max() > 1
+    lazily = OnDemand(rows), labels, OnDemand(nothing), none
+    data.load = lambda: lazily  # type: ignore[method-assign, assignment, return-value]
+    fit(FedAvg(Net), data, rounds=1)
 
 
 def test_digit_attributes() -> None:

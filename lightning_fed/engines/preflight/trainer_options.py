@@ -13,7 +13,7 @@ from lightning_fed.errors import FederationError
 
 TURN = "the method determines the length of a turn: set --model.init_args.epochs or steps"
 
-MANUAL = "training is manual: set --model.init_args.gradient_clip"
+MANUAL = "training is manual: give the method gradient_clip, --model.init_args.gradient_clip"
 MEASURED = "clients are not validated while they train: set --federation.evaluate_every"
 ONE_DEVICE = "a client trains on one device: leave it out"
 PROFILE = (
@@ -27,7 +27,7 @@ REFUSED = {
     "min_steps": TURN,
     "max_steps": TURN,
     "max_time": TURN,
-    "accumulate_grad_batches": "training is manual: set --model.init_args.accumulate",
+    "accumulate_grad_batches": "training is manual: give the method accumulate, --model.init_args.accumulate",
     "gradient_clip_val": MANUAL,
     "gradient_clip_algorithm": MANUAL,
     "logger": "the federation logs: set --federation.logger",
@@ -78,18 +78,19 @@ NO_CALLBACKS: dict[type[L.Callback], str] = {
 """Callbacks that a client's Trainer cannot have, and why, or what to use instead."""
 
 
-def refuse_options(given: Mapping[str, Any]) -> None:
+def refuse_options(given: Mapping[str, Any], usual: Mapping[str, Any] | None = None) -> None:
     """Refuse options of Lightning's Trainer that a client's Trainer cannot take, or that would have no effect.
 
     Args:
-        given: options by name; those that have the Trainer's default or are off, as in every client's Trainer, are not refused.
+        given: options by name; those that have the Trainer's default are not refused.
+        usual: values that every client's Trainer has, which are not refused either. None: there are none.
 
     Raises:
         FederationError: names the option, and what to do instead.
     """
-    parameters = inspect.signature(L.Trainer).parameters
+    parameters, usual = inspect.signature(L.Trainer).parameters, usual or {}
     for key, remedy in REFUSED.items():
-        if key in given and given[key] not in (parameters[key].default, False):
+        if key in given and given[key] not in (default := parameters[key].default, usual.get(key, default)):
             raise FederationError(f"trainer.{key} is set, but {remedy}.")
     for key, why in NOT_NOTHING.items():
         if given.get(key) is not None and given[key] == 0:

@@ -148,9 +148,9 @@ def comparisons(runs: pd.DataFrame, options: ReportOptions, of_sweeps: Collectio
         FederationError: if the baseline or a reference of ``between`` does not exist, no run is finished, or the runs were loaded
             without what is to be shown.
     """
-    methods = list(runs["method"].unique())
+    methods = dict.fromkeys((*runs["method"], *of_sweeps))
     for name, role in ((options.baseline, "to be the baseline"), *((name, "to leave a gap") for name in options.between or ())):
-        if name is not None and name not in (*methods, *of_sweeps):
+        if name is not None and name not in methods:
             raise FederationError(f"There is no method {name!r} {role}; there are {', '.join(methods)}.")
     finished = runs[runs["rounds"] >= runs["planned"]]
     if finished.empty:

@@ -141,7 +141,7 @@ def report_on(folders: Sequence[Path], vary: Collection[str] = (), **given: Any)
     if any(sweep.published for sweep in sweeps.values() if sweep not in asked):
         notes.append("Published numbers are not shown: they are of the metric and the round that the sweep itself reports.")
     commands = [command for root in sweeps for command in read_commands(root)]
-    compared = comparisons(runs, options, {method for sweep in sweeps.values() for method in sweep.methods})
+    compared = comparisons(runs, options, [method for sweep in sweeps.values() for method in sweep.methods])
     rounds, clients, crossed = (stacked(found, file) for file in READ)
     tables = list[Layout]()
     for one in compared:

@@ -100,7 +100,8 @@ class ForkServer:
         libraries = [name for name in sys.modules if name.partition(".")[0] in LIBRARIES and name not in self._named]
         self._named |= dict.fromkeys(libraries)
         if self._names is not None:
-            with in_one_line(lambda: "Make room, or set TMPDIR to another folder.", path := Path(self._names.name)), naming(path):
+            path = Path(self._names.name)
+            with in_one_line(lambda: "Make room, or set TMPDIR to another folder.", path), naming(path):
                 self._names.writelines(f"{name}\n" for name in libraries)
                 self._names.flush()
 

@@ -225,6 +225,16 @@ def test_a_run_that_outlived_its_sweep_and_left_no_checkpoint_is_not_repeated(en
     assert len(calls(cell)) == (0 if ended and not checkpoint else 1)
 
 
+def test_the_line_of_the_last_run_does_not_say_that_time_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = SweepProgress(2, 2, Console())
+    progress.left = 60.0
+    for name in "ab":
+        progress.ended(name, replace(FACTS, status="finished"), 1)
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.endswith("1 of 2 runs, about 0:01:00 left")
+    assert last.endswith("2 of 2 runs")
+
+
 def test_runs_go_on_if_another_cannot_be_started() -> None:
     jobs = [job(0, "waits"), job(1), job(2)]
 
