@@ -156,7 +156,8 @@ class FedProto(ClassRowsModule):
                 )
             known = known & torch.tensor([count > 0 for count in self.client.label_counts], device=known.device)
         exact = "donot_use_mm_for_euclid_dist"
-        return -torch.cdist(widened(features), widened(self.rows), compute_mode=exact).masked_fill(~known, torch.inf)
+        features = widened(features)
+        return -torch.cdist(features, self.rows.to(features.dtype), compute_mode=exact).masked_fill(~known, torch.inf)
 
     def configure_metrics(self) -> MetricCollection:
         """The usual metrics, and the accuracy of the other way to predict."""

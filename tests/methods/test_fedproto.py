@@ -260,6 +260,18 @@ def test_the_nearest_prototype_is_predicted(dtype: torch.dtype) -> None:
     assert (scores[:, 1] == -torch.inf).all()
 
 
+def test_a_network_in_double_precision_is_measured_by_its_prototypes() -> None:
+    class Double(Net):
+        def __init__(self, num_classes: int = CLASSES) -> None:
+            super().__init__(num_classes)
+            self.double()
+
+        def encode(self, x: Tensor, cut: str = "features") -> Tensor:
+            return super().encode(x.double(), cut)
+
+    assert fit(FedProto(Double, CLASSES, optimizer=momentum), new_data(2, 60)).run.history
+
+
 def test_the_clients_own_classes_can_be_the_only_candidates() -> None:
     with torch.no_grad():
         scores = with_prototypes(predict="prototypes", candidates="own")(torch.randn(20, 3, 4, 4))
