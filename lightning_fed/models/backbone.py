@@ -272,7 +272,10 @@ class Wrapped(Backbone):
         with layer.register_forward_hook(note):  # removed after the pass: networks are copied and sent elsewhere
             logits = self(x)
         if "representation" not in seen:
-            raise FederationError(f"{name_of(self)} does not use its layer {cut if cut in self._cuts else self._head!r}.")
+            used = f"{name_of(self)} does not use its layer {cut if cut in self._cuts else self._head!r}"
+            if any(hasattr(part, "_orig_mod") for part in self.modules()):  # its compiled code may be from before the hook
+                used += ", or torch.compile has left out what looks at it: give the network uncompiled"
+            raise FederationError(f"{used}.")
         representation: Tensor = seen["representation"]
         if cut == "features" and seen["logits"] is not logits:
             raise FederationError(

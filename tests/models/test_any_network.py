@@ -299,6 +299,23 @@ def test_a_cut_that_is_not_named_is_refused() -> None:
     assert fit(PFedLoRA, Backbone.wrap(Plain(), cuts={"pool": 6}), cut="pool").run.history
 
 
+def test_a_part_that_was_compiled_before_anything_looked_at_it_is_told_of() -> None:
+    """Compiled code does not notice hooks that come later."""
+
+    class Compiled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.compile(Plain(CLASSES), backend="eager")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)
+
+    wrapped = Backbone.wrap(Compiled())
+    wrapped(images())
+    with pytest.raises(FederationError, match=r"does not use its layer 'inner\._orig_mod\.\w+', or torch\.compile has left out"):
+        wrapped.encode(images())
+
+
 def test_networks_of_different_width_are_named_before_the_first_round() -> None:
     wide = torchvision_vit(num_classes=CLASSES)
     with pytest.raises(
