@@ -99,11 +99,11 @@ def save_merged(folder: Path, network: Network, clean: Network, weights: State) 
     base, own = inside(clean), inside(network).state_dict()
     learned = {name for name, parameter in base.named_parameters() if parameter.requires_grad}
     learned |= {name for name in base.state_dict() if name.rpartition(".")[0] in {path.rpartition(".")[0] for path in learned}}
-    firsts = {layer: path for path, layer in adapted_layers(network).items()}
+    of_layers = {network.get_submodule(path): weight for path, weight in weights.items()}
     merged = {  # a repeated layer has several names
-        f"{path.removeprefix(NETWORK)}.weight": weights[firsts[layer]]
+        f"{path.removeprefix(NETWORK)}.weight": of_layers[layer]
         for path, layer in network.named_modules(remove_duplicate=False)
-        if layer in firsts
+        if layer in of_layers
     }
     for name, first in second_names(base).items():
         if merged.get(name) is not merged.get(first):

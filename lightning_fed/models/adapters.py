@@ -213,7 +213,8 @@ def named(network: nn.Module, endings: Collection[str]) -> dict[str, nn.Module]:
 
 def is_linear(layer: nn.Module) -> bool:
     """Whether a layer is linear, possibly transposed or quantised."""
-    return isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"  # transformers' own, of GPT-2
+    kinds = (kind.__name__ for kind in type(layer).__mro__)  # parametrizations make a subclass
+    return isinstance(layer, nn.Linear) or "Conv1D" in kinds  # transformers' own, of GPT-2
 
 
 def _shape(layer: Any) -> tuple[int, int]:

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import kl_div
 
+from lightning_fed.errors import FederationError
+
 
 def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
     r"""Logits with those of absent classes set to 0 (Diao et al., HeteroFL, ICLR 2021).
@@ -67,7 +69,16 @@ def call_with(module: nn.Module, values: Mapping[str, Tensor], *inputs: Any) -> 
         module: it is not changed.
         values: by name; those of tied tensors by at least one of their names.
         *inputs: of the module.
+
+    Raises:
+        FederationError: if a network of transformers would recompute its activations with its own values in the backward pass.
     """
+    checkpointed = (part.training and getattr(part, "gradient_checkpointing", False) for part in module.modules())
+    if torch.is_grad_enabled() and any(checkpointed):
+        raise FederationError(
+            "The network has gradient_checkpointing, which computes activations again from its own values, but the method trains "
+            "it with others: leave gradient_checkpointing out."
+        )
     own = dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
     given = {id(own[name]): value for name, value in values.items()}
     places = {

@@ -14,7 +14,8 @@ from tiny import TINY_BERT, new_federation, new_trainer
 from tiny_chats import MARKED, TINY_MODELS, chats, save_chat_tokenizer, write_lines
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lightning_fed.core import flops
+import lightning_fed.methods
+from lightning_fed.core import ClientInfo, ClientUpdate, flops
 from lightning_fed.core.flops import _count, _train
 from lightning_fed.data import Instructions
 from lightning_fed.deployment.site import OneClient, Site
@@ -23,8 +24,9 @@ from lightning_fed.engines import Processes
 from lightning_fed.engines.preflight.mixed_tokens import refuse_mixed_tokens
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
-from lightning_fed.methods import Ditto, FedAvg, HOMLoRA, PF2LoRA
+from lightning_fed.methods import Ditto, FedAvg, FedExLoRA, HOMLoRA, PF2LoRA
 from lightning_fed.models import Adapters, CausalLM
+from lightning_fed.models.adapter_files import merged_weights
 from lightning_fed.models.adapters import COMMON
 
 tiny = partial(CausalLM, config=TINY_MODELS["llama"])
@@ -74,6 +76,35 @@ def test_checkpointing_computes_the_same_gradients(tmp_path: Path) -> None:
     assert gradients[0].keys() == gradients[1].keys()
     assert all(torch.equal(gradient, gradients[1][name]) for name, gradient in gradients[0].items())
     assert pickle.loads(pickle.dumps(module.backbone)).network.is_gradient_checkpointing  # it reaches worker processes
+
+
+def test_fedex_lora_corrects_the_mean_in_the_transposed_layers_of_gpt2() -> None:
+    model = FedExLoRA(partial(CausalLM, config=TINY_MODELS["gpt2"]), 1, r=2, target_modules="all-linear")
+    model.configure_model()
+    clients = [ClientInfo(k, 8, 0, 2, ()) for k in range(2)]
+    server = model.configure_server(clients)
+    torch.manual_seed(0)
+    updates = [ClientUpdate(k, 1, {name: torch.randn_like(tensor) for name, tensor in server.state.items()}) for k in range(2)]
+    weights = []
+    for update in updates:
+        model.load_shared_state(update.state)
+        weights.append(merged_weights(model.backbone))
+    server.aggregate(iter(updates))
+    client = model.for_client(clients[0])
+    client.load_broadcast(server.broadcast(clients[0]))
+    merged = merged_weights(client.backbone)
+    assert len(merged) == 8
+    for name, weight in merged.items():
+        torch.testing.assert_close(weight, (weights[0][name] + weights[1][name]) / 2, msg=name)
+
+
+@pytest.mark.parametrize("method", ["APFL", "PerFedAvg", "PerFedAvgLoRA", "PF2LoRA"])
+def test_checkpointing_is_refused_where_a_network_computes_with_other_values(method: str, tmp_path: Path) -> None:
+    """In the backward pass it would compute with its own: gradients were others, or zero."""
+    adapters = {"adapters": Adapters(r=2, target_modules="all-linear")} if method in ("APFL", "PerFedAvg") else {"r": 2}
+    model = getattr(lightning_fed.methods, method)(partial(tiny, gradient_checkpointing=True), 1, **adapters)
+    with pytest.raises(FederationError, match=r"The network has gradient_checkpointing, .*: leave gradient_checkpointing out\."):
+        new_federation(1).fit(model, new_data(tmp_path))
 
 
 @pytest.mark.parametrize("options", [{"padding": "left"}, {"packing": True}, {"accumulate": 2}], ids=str)
