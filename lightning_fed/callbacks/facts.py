@@ -15,21 +15,21 @@ class RunFacts(FederationCallback):
     clients, their number, whether clients are those of the data whatever the seed, rounds, the column of ``metrics.csv`` with
     the monitored metric, whether larger values of it are better, the metrics of which smaller values are better, the class that
     is yes in a ``binary`` task, a client's work in a round: its phases in order, each with its epochs or steps, the phases of its
-    fine-tuning; and, when it has ended, that it is finished.
+    fine-tuning; and whether the run is finished.
 
     Phases are those of a generic client; if clients differ in model_size, of the largest.
     """
 
     def on_fit_start(self, run: RunView) -> None:
         """Write the file; a continued run replaces it."""
-        self._write(run)
+        self._write(run, finished=False)
 
     def on_fit_end(self, run: RunView) -> None:
         """Write the file again, with the final number of rounds."""
         self._write(run, finished=True)
 
     @staticmethod
-    def _write(run: RunView, finished: bool = False) -> None:
+    def _write(run: RunView, finished: bool) -> None:
         if run.folder is None:
             return
         model, data = run.model, run.data
@@ -50,7 +50,7 @@ class RunFacts(FederationCallback):
             "training": lengths(model.phases()),
             "fine_tuning": lengths(model.fine_tuning_phases()),
             "fine_tuning_when": model.fine_tuning.when,
-            **({"finished": True} if finished else {}),
+            "finished": finished,
         }
         path, aside = run.folder / "run.json", run.folder / ".run.json"  # the same each time: leftovers of a kill are replaced
         write_synced(aside, f"{json.dumps(facts, indent=1)}\n".encode(), becomes=path)

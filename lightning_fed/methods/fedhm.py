@@ -133,7 +133,7 @@ class FedHM(SizedModule):
         learning = [name for name in layers if name not in frozen]
         for name in learning:
             require_plain_weight(self.backbone, known[name], "factorize")
-            require_own_tensors(self.backbone, name, "factorize")
+        require_own_tensors(self.backbone, learning, "factorize")
         return learning
 
     def continued_names(self) -> set[str]:

@@ -1,6 +1,6 @@
 """Layers replaced by two smaller consecutive ones: the low-rank networks of FedHM, usable without the method."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Self, cast
 
@@ -123,21 +123,21 @@ def require_plain_weight(network: nn.Module, layer: nn.Module, purpose: str, wei
         )
 
 
-def require_own_tensors(network: nn.Module, layer: str, purpose: str) -> None:
-    """Refuse a layer of which a tensor has another name in the network, as a tied weight or as a part of a repeated layer.
+def require_own_tensors(network: nn.Module, layers: Collection[str], purpose: str) -> None:
+    """Refuse layers of which a tensor has another name in the network, as a tied weight or as a part of a repeated layer.
 
     Args:
-        network: what the layer is in.
-        layer: name of one of its layers.
+        network: what the layers are in.
+        layers: names of some of its layers.
         purpose: see :func:`require_plain_weight`.
 
     Raises:
-        FederationError: names the other layer.
+        FederationError: names one, and the other layer.
     """
     for second, first in second_names(network).items():
         for name, other in ((second, first), (first, second)):
-            path, _, tensor = name.rpartition(".")
-            if path == layer:
+            layer, _, tensor = name.rpartition(".")
+            if layer in layers:
                 raise FederationError(
                     f"Layer {layer!r} shares its {tensor} with {other.rpartition('.')[0]!r}, expected one of its own to {purpose}: "
                     "name only layers with tensors of their own in layers, or choose another method."
